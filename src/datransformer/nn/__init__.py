@@ -1,0 +1,1 @@
+"""Modules: the mixers, the encoder around them, pooling."""

@@ -1,0 +1,27 @@
+"""Sinusoidal positions (Vaswani et al., 2017), absolute and relative."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def sinusoids(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """PE(p, 2i) = sin(p / 10000^(2i/dim)), PE(p, 2i+1) = cos(…): ``positions`` [length] to [length, dim].
+
+    Positions may be negative: the sine half then changes sign, which is how the relative forms tell left from right.
+    Computed in fp32 at least, whatever ``dtype`` is: bf16 cannot count past 256.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    pairs = torch.arange(0, dim, 2, device=positions.device, dtype=wide)
+    angles = positions.to(wide).unsqueeze(-1) * torch.exp(pairs * (-math.log(10000.0) / dim))  # [N, ⌈dim/2⌉]
+    interleaved = torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2)  # [N, 2·⌈dim/2⌉]
+    return interleaved[:, :dim].to(dtype)  # [N, dim]
+
+
+class SinusoidalPositions(nn.Module):
+    """Add sinusoidal positions to embeddings [batch, length, embed_dim]. Has no parameters and no longest length."""
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        positions = torch.arange(embeddings.shape[-2], device=embeddings.device)
+        return embeddings + sinusoids(positions, embeddings.shape[-1], embeddings.dtype)

@@ -1,0 +1,159 @@
+"""The public function: checks its input, picks a backend."""
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import Tensor
+
+from datransformer.ops import reference
+from datransformer.ops.adjust import ADJUSTMENTS
+from datransformer.ops.checks import (
+    check_attn_mask,
+    check_bool_mask,
+    check_choice,
+    check_dropout,
+    check_floating,
+    check_length,
+    check_positive_float,
+    check_shape,
+)
+from datransformer.ops.mapping import MAPPINGS
+
+BACKENDS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"reference": reference.attention}
+
+
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments of `distance_aware_attention` but ``return_weights``, which changes what it returns."""
+
+    mapping: str
+    adjust: str
+    key_padding_mask: Tensor | None
+    attn_mask: Tensor | None
+    causal: bool
+    dropout_p: float
+    scale: float | None
+    backend: str
+
+
+@overload
+def distance_aware_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_weight: Tensor,
+    distance_shift: Tensor,
+    *,
+    return_weights: Literal[False] = ...,
+    **options: Unpack[AttentionOptions],
+) -> Tensor: ...
+
+
+@overload
+def distance_aware_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_weight: Tensor,
+    distance_shift: Tensor,
+    *,
+    return_weights: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def distance_aware_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_weight: Tensor,
+    distance_shift: Tensor,
+    *,
+    mapping: str = "learnable_sigmoid",
+    adjust: str = "early_multiply",
+    key_padding_mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    return_weights: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention whose scores are re-scaled by the real distance between tokens (Eq. 6 of the paper).
+
+    With the default ``mapping`` and ``adjust`` this is softmax(ReLU(QKᵀ) · f(w·|i−j|; v) · scale) V.
+
+    Args:
+        query: ``[batch, heads, query_length, head_dim]``. Queries are aligned to the end of the keys: with fewer
+            queries than keys, the last query sits at the position of the last key, as in decoding with a cache.
+        key: ``[batch, heads, key_length, head_dim]``.
+        value: ``[batch, heads, key_length, value_dim]``.
+        distance_weight: w of each head, ``[heads]``. Negative looks near, positive looks far.
+        distance_shift: v of each head, ``[heads]``: T for the mapping ``clip``, b for ``linear``, unused by
+            ``exponent`` and ``sigmoid``.
+        mapping: A key of `MAPPINGS`.
+        adjust: A key of `ADJUSTMENTS`.
+        key_padding_mask: ``[batch, key_length]`` bool, True = ignore that key.
+        attn_mask: ``[query_length, key_length]`` or ``[batch, heads, query_length, key_length]``, where batch and
+            heads may be 1. Bool, True = ignore that pair; or float, added to the scores after the adjusting.
+        causal: Hide the keys that lie after the query.
+        dropout_p: Probability of dropping an attention weight. Always applied: pass 0 when evaluating.
+        scale: Factor on QKᵀ, 1/√head_dim if None.
+        return_weights: Also return what the values were multiplied with, ``[batch, heads, query_length, key_length]``.
+        backend: ``"auto"`` or a key of `BACKENDS`.
+
+    Returns:
+        ``[batch, heads, query_length, value_dim]``, or that and the weights. A query with no visible key gets zeros.
+    """
+    check_choice("mapping", mapping, MAPPINGS)
+    check_choice("adjust", adjust, ADJUSTMENTS)
+    check_choice("backend", backend, ["auto", *BACKENDS])
+    check_dropout("dropout_p", dropout_p)
+    if scale is not None:
+        check_positive_float("scale", scale)
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        check_floating(name, tensor)
+        if tensor.dim() != 4:
+            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected (batch, heads, length, head_dim)")
+
+    batch, heads, query_length, head_dim = query.shape
+    key_length = key.shape[2]
+    check_length("query", query_length)
+    check_shape("key", key, "(batch, heads, key_length, head_dim)", (batch, heads, key_length, head_dim))
+    check_shape("value", value, "(batch, heads, key_length, value_dim)", (batch, heads, key_length, value.shape[3]))
+    for name, parameter in (("distance_weight", distance_weight), ("distance_shift", distance_shift)):
+        check_floating(name, parameter)
+        check_shape(name, parameter, "(heads,)", (heads,))
+    if key_padding_mask is not None:
+        check_bool_mask("key_padding_mask", key_padding_mask, "(batch, key_length)", (batch, key_length))
+    if attn_mask is not None:
+        check_attn_mask("attn_mask", attn_mask, (batch, heads, query_length, key_length))
+
+    autocast_off: nullcontext[None] | torch.autocast = nullcontext()
+    device = query.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        low = torch.get_autocast_dtype(device)
+        query, key, value = (t if t.dtype == torch.float64 else t.to(low) for t in (query, key, value))
+        autocast_off = torch.autocast(device, enabled=False)
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"{name}: got dtype {tensor.dtype}, expected that of query, {query.dtype}")
+
+    with autocast_off:
+        output, weights = BACKENDS["reference" if backend == "auto" else backend](
+            query,
+            key,
+            value,
+            distance_weight,
+            distance_shift,
+            mapping=mapping,
+            adjust=adjust,
+            key_padding_mask=key_padding_mask,
+            attn_mask=attn_mask,
+            causal=causal,
+            dropout_p=dropout_p,
+            scale=1 / math.sqrt(head_dim) if scale is None else scale,
+        )
+    return (output, weights) if return_weights else output
