@@ -198,8 +198,8 @@ def test_autocast_computes_in_its_dtype_with_distances_in_fp32(dtype: torch.dtyp
     with torch.autocast(device, dtype=dtype):
         output, weights = distance_aware_attention(query, key, value, weight, shift, return_weights=True)
     assert output.dtype == weights.dtype == dtype
-    rounded = (tensor.to(dtype).double() for tensor in (query, key, value))
-    exact = distance_aware_attention(*rounded, weight.double(), shift.double())
+    rounded = [tensor.to(dtype).double() for tensor in (query, key, value)]
+    exact = distance_aware_attention(rounded[0], rounded[1], rounded[2], weight.double(), shift.double())
     error = (output.double() - exact).norm() / exact.norm()
     assert error < 4 * torch.finfo(dtype).eps
     output.sum().backward()
@@ -301,13 +301,13 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query": torch.zeros(2, 3, 5, 7, dtype=torch.int64)}, TypeError, "query: got dtype torch.int64, expected a fl"),
     ({"key": torch.zeros(2, 4, 5, 7)}, ValueError, r"key: got shape \(2, 4, 5, 7\), expected .* = \(2, 3, 5, 7\)"),
     ({"key": torch.zeros(2, 3, 5, 6)}, ValueError, r"key: got shape .* head_dim\) = \(2, 3, 5, 7\)"),
-    ({"key": torch.zeros(2, 3, 5, 7)}, TypeError, "key: got dtype torch.float32, expected that of query, torch.float64"),
+    ({"key": torch.zeros(2, 3, 5, 7)}, TypeError, "key: got dtype torch.float32, expected that of query, "),
     ({"value": torch.zeros(2, 3, 4, 7)}, ValueError, r"value: got shape \(2, 3, 4, 7\), expected .* = \(2, 3, 5, 7\)"),
-    ({"distance_weight": torch.zeros(4)}, ValueError, r"distance_weight: got shape \(4,\), expected \(heads,\) = \(3,\)"),
+    ({"distance_weight": torch.zeros(4)}, ValueError, r"distance_weight: got shape \(4,\), expected .* \(3,\)"),
     ({"distance_shift": torch.zeros(3, 1)}, ValueError, r"distance_shift: got shape \(3, 1\), expected \(heads,\)"),
     ({"distance_shift": 0.0}, TypeError, "distance_shift: got float, expected a torch.Tensor"),
-    ({"key_padding_mask": torch.zeros(2, 4).bool()}, ValueError, r"key_padding_mask: got shape \(2, 4\), expected .*5\)"),
-    ({"key_padding_mask": torch.zeros(2, 5)}, TypeError, "key_padding_mask: got dtype torch.float32, expected torch.bool"),
+    ({"key_padding_mask": torch.zeros(2, 4).bool()}, ValueError, r"key_padding_mask: got shape .* = \(2, 5\)"),
+    ({"key_padding_mask": torch.zeros(2, 5)}, TypeError, "key_padding_mask: got dtype torch.float32, expected "),
     ({"attn_mask": torch.zeros(5, 4).bool()}, ValueError, r"attn_mask: got shape \(5, 4\), expected .* = \(5, 5\)"),
     ({"attn_mask": torch.zeros(6, 5, 5).bool()}, ValueError, r"attn_mask: got shape \(6, 5, 5\)"),
     ({"attn_mask": torch.zeros(5, 5).long()}, TypeError, "attn_mask: got dtype torch.int64, expected torch.bool"),

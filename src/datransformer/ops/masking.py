@@ -40,7 +40,7 @@ def masked_softmax(hidden: Tensor | None, bias: Tensor | None) -> Callable[[Tens
     """A softmax over keys that adds ``bias`` and gives hidden keys no weight beside a visible one.
 
     Hidden scores become the most negative finite number, not −inf: a query with no visible key then has uniform
-    weights, which the caller sets to zero, where −inf would give it NaN weights and NaN gradients.
+    weights, which the caller sets to zero, where −inf would put NaN into its weights and into the backward pass.
     """
 
     def softmax(scores: Tensor) -> Tensor:

@@ -1,0 +1,35 @@
+# Two commands set everything up on a machine that has Python 3.11 to 3.13 and make: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check format figures clean
+
+demo: $(INSTALLED)
+	$(BIN)/python examples/demo.py demo
+
+test: $(INSTALLED)
+	$(BIN)/pytest -q -n auto
+
+check: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+figures: $(INSTALLED)
+	$(BIN)/python -m datransformer.report.figures docs/images
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# PIP_CONSTRAINT, unlike --constraint, also pins what pip fetches to build the package.
+$(INSTALLED): pyproject.toml constraints.txt
+	@echo "Setting up $(VENV); the first time this takes a minute or two."
+	$(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,82 @@
+"""The paper's illustrations of the mapping, drawn from the code that the models run.
+
+``python -m datransformer.report.figures DIRECTORY`` writes all of them as PNG and SVG.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+
+from datransformer.ops.mapping import distance_coefficients
+from datransformer.ops.relative import relative_positions, toeplitz
+
+
+def learnable_sigmoid_curves(shifts: Iterable[float] = (-2.0, -1.0, 0.0, 1.0, 2.0)) -> Figure:
+    """Fig. 1: f(x; v) over the weighted distance x for several v."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    shifts = list(shifts)
+    weighted = torch.linspace(-8, 8, 321)
+    curves = distance_coefficients(weighted, torch.ones(len(shifts)), torch.tensor(shifts), "learnable_sigmoid")
+    colours = matplotlib.colormaps["viridis"].resampled(len(shifts) + 1)
+    for index, (shift, curve) in enumerate(zip(shifts, curves, strict=True)):
+        axes.plot(weighted.tolist(), curve.tolist(), color=colours(index), label=f"v = {shift:g}")
+    axes.axhline(1, color="grey", linewidth=0.5)
+    axes.axvline(0, color="grey", linewidth=0.5)
+    axes.set_xlabel("weighted distance  w·|i−j|")
+    axes.set_ylabel("re-scaled coefficient  f")
+    axes.set_title("Looks near  ←  w < 0 │ w > 0  →  looks far", fontsize=10)
+    axes.legend(frameon=False)
+    return figure
+
+
+def coefficient_matrices(length: int = 16) -> Figure:
+    """Fig. 2: the re-scaled coefficients of every pair of positions for w = ±1 and v = ±1. Dark is promoted."""
+    settings = [(1.0, -1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
+    weight, shift = torch.tensor(settings).unbind(-1)
+    distances = relative_positions(length, length, like=weight).abs().float()
+    matrices = toeplitz(distance_coefficients(distances, weight, shift, "learnable_sigmoid"), length, length)
+    figure = Figure(figsize=(10, 2.8), layout="constrained")
+    for axes, matrix, (w, v) in zip(figure.subplots(1, len(settings)), matrices, settings, strict=True):
+        image = axes.imshow(matrix.tolist(), cmap="Blues", vmin=0)
+        axes.set_title(f"w = {w:g}, v = {v:g}", fontsize=10)
+        axes.set_xlabel("key position")
+        figure.colorbar(image, ax=axes, shrink=0.7)
+    figure.axes[0].set_ylabel("query position")
+    return figure
+
+
+FIGURES: dict[str, Callable[[], Figure]] = {
+    "learnable_sigmoid": learnable_sigmoid_curves,
+    "coefficient_matrices": coefficient_matrices,
+}
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write ``figure`` as ``path`` + .png and .svg; the same figure gives the same bytes every time."""
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    return [path.with_suffix(".png"), path.with_suffix(".svg")]
+
+
+def draw_all(directory: Path) -> list[Path]:
+    """Write every entry of `FIGURES` into ``directory``, which is made if need be; return the files."""
+    directory.mkdir(parents=True, exist_ok=True)
+    return [path for name, draw in FIGURES.items() for path in save(draw(), directory / name)]
+
+
+def main() -> None:
+    """Draw all figures into the directory named on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m datransformer.report.figures", description=__doc__)
+    parser.add_argument("directory", type=Path)
+    for path in draw_all(parser.parse_args().directory):
+        print(path)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

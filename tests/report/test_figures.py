@@ -1,0 +1,34 @@
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from datransformer.report.figures import FIGURES, coefficient_matrices, draw_all, learnable_sigmoid_curves
+
+
+def test_curves_show_the_function() -> None:
+    axes = learnable_sigmoid_curves(shifts=(-1.0, 2.0)).axes[0]
+    for line, shift in zip(axes.lines, (-1.0, 2.0), strict=False):
+        x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        np.testing.assert_allclose(y, (1 + np.exp(shift)) / (1 + np.exp(shift - x)), rtol=1e-5)
+        assert y[np.argmin(np.abs(x))] == pytest.approx(1.0)
+
+
+def test_matrices_show_the_function_of_the_distance() -> None:
+    figure = coefficient_matrices(length=5)
+    images = [np.asarray(axes.images[0].get_array()) for axes in figure.axes if axes.get_xlabel() == "key position"]
+    distances = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
+    for image, (w, v) in zip(images, [(1, -1), (-1, -1), (1, 1), (-1, 1)], strict=True):
+        np.testing.assert_allclose(image, (1 + np.exp(v)) / (1 + np.exp(v - w * distances)), rtol=1e-5)
+
+
+def test_files_are_written_and_reproducible(tmp_path: Path) -> None:
+    first, second = draw_all(tmp_path / "a" / "b"), draw_all(tmp_path / "c")
+    assert [path.name for path in first] == [name + suffix for name in FIGURES for suffix in (".png", ".svg")]
+    for one, other in zip(first, second, strict=True):
+        assert one.read_bytes() == other.read_bytes()
+        if one.suffix == ".svg":
+            assert ElementTree.parse(one).getroot().tag.endswith("svg")
+        else:
+            assert one.read_bytes().startswith(b"\x89PNG")
