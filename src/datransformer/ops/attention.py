@@ -133,7 +133,7 @@ def distance_aware_attention(
 
     autocast_off: nullcontext[None] | torch.autocast = nullcontext()
     device = query.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         low = torch.get_autocast_dtype(device)
         query, key, value = (t if t.dtype == torch.float64 else t.to(low) for t in (query, key, value))
         autocast_off = torch.autocast(device, enabled=False)
