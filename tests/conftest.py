@@ -1,5 +1,10 @@
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported: its kernels then run on the CPU
 
 
 @pytest.fixture(autouse=True)

@@ -54,7 +54,7 @@ def test_every_dependency_is_pinned() -> None:
     wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
     pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
     for requirement in wanted:
-        name = re.split(r"[\[><=]", requirement)[0].lower()
+        name = re.split(r"[\[><=;]", requirement)[0].lower()
         assert name == "datransformer" or name in pinned, requirement
 
 

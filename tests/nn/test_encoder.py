@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from datransformer import MIXERS, DistanceAwareAttention, Encoder, EncoderLayer, SegmentMemory
+from datransformer import MIXERS, DistanceAwareAttention, Encoder, EncoderLayer, MultiheadAttention, SegmentMemory
 
 BATCH, LENGTH, HEADS, HEAD_DIM, EMBED_DIM = 2, 5, 3, 4, 11
 RELATIVE = [name for name, mixer in MIXERS.items() if not mixer.adds_positions_to_input]
@@ -127,6 +127,8 @@ WRONG_BUILDS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dropout": 1.5}, ValueError, r"dropout: got 1.5, expected a float in \[0, 1\)"),
     ({"attention_dropout": -1}, ValueError, r"attention_dropout: got -1, expected a float in \[0, 1\)"),
     ({"feedforward_dim": 0}, ValueError, "feedforward_dim: got 0, expected a positive int"),
+    ({"mixer_options": {"maping": 1}}, ValueError, "mixer_options: got 'maping', expected one of 'adjust', 'backend'"),
+    ({"mixer_options": {"dropout": 0.1}}, ValueError, "mixer_options: got 'dropout', expected one of 'adjust', "),
     ({"head_dim": None}, ValueError, "embed_dim: got 11, expected a multiple of num_heads = 3"),
 ]  # fmt: skip
 
@@ -150,6 +152,15 @@ def test_bad_calls_are_named() -> None:
         encoder(good, torch.zeros(BATCH, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"^memory: got 0 states, expected one per layer, 2"):
         encoder.forward_segment(good, SegmentMemory((), torch.zeros(BATCH, 0, dtype=torch.bool)), memory_length=3)
+    with pytest.raises(TypeError, match=r"^memory: got tuple, expected what forward_segment returned"):
+        encoder.forward_segment(good, (good,), memory_length=3)  # type: ignore[arg-type]
+    _, memory = encoder.forward_segment(good, memory_length=3)
+    with pytest.raises(ValueError, match=r"^memory: got shape \(2, 3, 11\), expected .* = \(1, 3, 11\)"):
+        encoder.forward_segment(good[:1], memory, memory_length=3)
+    with pytest.raises(TypeError, match=r"^attention: got MultiheadAttention, expected an instance of a class of MIX"):
+        EncoderLayer(nn.MultiheadAttention(8, 2), feedforward_dim=8)  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match=r"does not say how to mix; use a class of MIXERS"):
+        MultiheadAttention(EMBED_DIM, HEADS, HEAD_DIM)(good, good, good)
     with pytest.raises(ValueError, match=r"^memory_length: got 0, expected a positive int"):
         encoder.forward_segment(good, memory_length=0)
     with pytest.raises(ValueError, match=r"^mixer: got 'vanilla', which adds absolute positions"):

@@ -318,6 +318,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: got -0.1, expected"),
     ({"dropout_p": float("nan")}, ValueError, r"dropout_p: got nan, expected"),
     ({"dropout_p": "0.1"}, TypeError, r"dropout_p: got str, expected a float"),
+    ({"causal": "yes"}, TypeError, "causal: got str, expected a bool"),
     ({"scale": 0.0}, ValueError, "scale: got 0.0, expected a positive finite number"),
     ({"scale": float("inf")}, ValueError, "scale: got inf, expected a positive finite number"),
     ({"scale": "1"}, TypeError, "scale: got str, expected a positive finite number"),

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from datransformer.report.figures import FIGURES, coefficient_matrices, draw_all, learnable_sigmoid_curves
+from datransformer.report.figures import FIGURES, coefficient_matrices, draw_all, learnable_sigmoid_curves, save
 
 
 def test_curves_show_the_function() -> None:
@@ -21,6 +21,10 @@ def test_matrices_show_the_function_of_the_distance() -> None:
     distances = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))
     for image, (w, v) in zip(images, [(1, -1), (-1, -1), (1, 1), (-1, 1)], strict=True):
         np.testing.assert_allclose(image, (1 + np.exp(v)) / (1 + np.exp(v - w * distances)), rtol=1e-5)
+
+
+def test_a_dot_in_the_name_stays(tmp_path: Path) -> None:
+    assert [path.name for path in save(learnable_sigmoid_curves(), str(tmp_path / "v0.5"))] == ["v0.5.png", "v0.5.svg"]
 
 
 def test_files_are_written_and_reproducible(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ class DistanceAwareAttention(MultiheadAttention):
 
     The paper gives no initial values. Here w is spread evenly over [−0.5, 0.5], so that the heads start with
     different tastes, as many near as far, and the stack as a whole with none; a single head starts at 0. v starts
-    at 0, the plain sigmoid times two (for the other mappings see `INITIAL_SHIFT`).
+    at 0, the plain sigmoid times two; T of ``clip`` and b of ``linear`` start at 1.
+
+    A distance has no direction: reversing a text reverses the output and does nothing else. Where left and right
+    matter, keep position embeddings beside it, or pass a causal mask.
 
     Args:
         embed_dim: Width of the inputs and of the output.
@@ -88,8 +91,13 @@ class DistanceAwareAttention(MultiheadAttention):
 
 
 def _per_head(argument: str, values: float | Sequence[float] | Tensor, num_heads: int) -> nn.Parameter:
-    tensor = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach()
+    try:
+        tensor = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{argument}: got {values!r}, expected a number, or one per head") from error
     if tensor.dim() == 0:
         tensor = tensor.expand(num_heads)
     check_shape(argument, tensor, "one number, or (num_heads,)", (num_heads,))
+    if not tensor.isfinite().all():
+        raise ValueError(f"{argument}: got {tensor.tolist()}, expected finite numbers")
     return nn.Parameter(tensor.clone())  # [H]

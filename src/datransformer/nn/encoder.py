@@ -1,5 +1,6 @@
 """The Transformer encoder of the paper: any mixer, residual and layer norm after each sub-layer."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -37,6 +38,8 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, attention: MultiheadAttention, *, feedforward_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
+        if not isinstance(attention, MultiheadAttention):
+            raise TypeError(f"attention: got {type(attention).__name__}, expected an instance of a class of MIXERS")
         check_positive_int("feedforward_dim", feedforward_dim)
         check_dropout("dropout", dropout)
         self.attention = attention
@@ -98,12 +101,16 @@ class Encoder(nn.Module):
         check_positive_int("num_layers", num_layers)
         check_choice("mixer", mixer, MIXERS)
         check_dropout("attention_dropout", attention_dropout)
+        options = dict(mixer_options or {})
+        known = set(inspect.signature(MIXERS[mixer]).parameters) - {"embed_dim", "num_heads", "head_dim", "dropout"}
+        for option in options:
+            check_choice("mixer_options", option, sorted(known))
         self.embed_dim = embed_dim
         self.mixer = mixer
         self.positions = SinusoidalPositions() if MIXERS[mixer].adds_positions_to_input else None
         self.layers = nn.ModuleList(
             EncoderLayer(
-                MIXERS[mixer](embed_dim, num_heads, head_dim, dropout=attention_dropout, **(mixer_options or {})),
+                MIXERS[mixer](embed_dim, num_heads, head_dim, dropout=attention_dropout, **options),
                 feedforward_dim=4 * embed_dim if feedforward_dim is None else feedforward_dim,
                 dropout=dropout,
             )
@@ -150,8 +157,13 @@ class Encoder(nn.Module):
         if key_padding_mask is None:
             key_padding_mask = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
         if memory is not None:
+            if not isinstance(memory, SegmentMemory):
+                raise TypeError(f"memory: got {type(memory).__name__}, expected what forward_segment returned")
             if len(memory.states) != len(self.layers):
                 raise ValueError(f"memory: got {len(memory.states)} states, expected one per layer, {len(self.layers)}")
+            for state in memory.states:
+                expected = (inputs.shape[0], state.shape[1], self.embed_dim)
+                check_shape("memory", state, "(batch, length, embed_dim)", expected)
             key_padding_mask = torch.cat((memory.key_padding_mask, key_padding_mask), dim=1)  # [B, Nk]
 
         hidden, states = inputs, []

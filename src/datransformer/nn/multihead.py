@@ -87,7 +87,7 @@ class MultiheadAttention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, *, return_weights: bool, **options: Unpack[MixOptions]
     ) -> tuple[Tensor, Tensor | None]:
         """Let each query gather from the values: [batch, heads, length, head_dim] in and out, and the weights."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say how to mix; use a class of MIXERS")
 
     def forward(
         self,
@@ -122,6 +122,8 @@ class MultiheadAttention(nn.Module):
             (``[batch, num_heads, query_length, key_length]`` if not averaged) or None.
         """
         self._check_inputs(query, key, value)
+        if key_padding_mask is not None:
+            check_tensor("key_padding_mask", key_padding_mask)
         if query.dim() == 2:
             output, weights = self(
                 query.unsqueeze(0),
@@ -172,6 +174,9 @@ class MultiheadAttention(nn.Module):
                     f"{name}: got shape {tuple(tensor.shape)}, expected (batch, length, embed_dim) or "
                     f"(length, embed_dim) with embed_dim = {self.embed_dim}"
                 )
+            weight = self.in_proj_weight
+            if tensor.dtype != weight.dtype and not _under_autocast(tensor):
+                raise TypeError(f"{name}: got dtype {tensor.dtype}, expected that of the module, {weight.dtype}")
             if tensor.dim() != query.dim():
                 raise ValueError(f"{name}: got {tensor.dim()} axes, expected as many as query has, {query.dim()}")
         check_length("query", query.shape[-2])
@@ -208,7 +213,14 @@ class MultiheadAttention(nn.Module):
         return query, key, value
 
     def extra_repr(self) -> str:
-        return f"{self.embed_dim}, {self.num_heads}, {self.head_dim}, dropout={self.dropout}"
+        return (
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, head_dim={self.head_dim}, dropout={self.dropout}"
+        )
+
+
+def _under_autocast(tensor: Tensor) -> bool:
+    device = tensor.device.type
+    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _as_float(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,14 +1,13 @@
 """The public function: checks its input, picks a backend."""
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Literal, Protocol, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from datransformer.ops import reference
+from datransformer.ops import fused, reference
 from datransformer.ops.adjust import ADJUSTMENTS
 from datransformer.ops.checks import (
     check_attn_mask,
@@ -22,7 +21,45 @@ from datransformer.ops.checks import (
 )
 from datransformer.ops.mapping import MAPPINGS
 
-BACKENDS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {"reference": reference.attention}
+
+class Backend(Protocol):
+    """A module that computes the attention, or says why it cannot."""
+
+    def reason_against(
+        self,
+        query: Tensor,
+        value: Tensor,
+        *,
+        mapping: str,
+        adjust: str,
+        attn_mask: Tensor | None,
+        dropout_p: float,
+        return_weights: bool,
+    ) -> str | None:
+        """Why this call is beyond the backend; None if it is not."""
+
+    def attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        distance_weight: Tensor,
+        distance_shift: Tensor,
+        *,
+        mapping: str,
+        adjust: str,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        causal: bool,
+        dropout_p: float,
+        scale: float,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output and, where there are any, the weights."""
+
+
+# "auto" takes the first that has no reason against the call. The fused kernels are asked for by name until every test
+# marked gpu has passed on them.
+BACKENDS: dict[str, Backend] = {"reference": reference, "fused": fused}
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -86,8 +123,9 @@ def distance_aware_attention(
     With the default ``mapping`` and ``adjust`` this is softmax(ReLU(QKᵀ) · f(w·|i−j|; v) · scale) V.
 
     Args:
-        query: ``[batch, heads, query_length, head_dim]``. Queries are aligned to the end of the keys: with fewer
-            queries than keys, the last query sits at the position of the last key, as in decoding with a cache.
+        query: ``[batch, heads, query_length, head_dim]``. Queries are aligned to the end of the keys: whatever the
+            lengths, the last query sits at the position of the last key, as in decoding with a cache. In
+            cross-attention between two texts a distance has that meaning too, and no other.
         key: ``[batch, heads, key_length, head_dim]``.
         value: ``[batch, heads, key_length, value_dim]``.
         distance_weight: w of each head, ``[heads]``. Negative looks near, positive looks far.
@@ -102,7 +140,9 @@ def distance_aware_attention(
         dropout_p: Probability of dropping an attention weight. Always applied: pass 0 when evaluating.
         scale: Factor on QKᵀ, 1/√head_dim if None.
         return_weights: Also return what the values were multiplied with, ``[batch, heads, query_length, key_length]``.
-        backend: ``"auto"`` or a key of `BACKENDS`.
+            After dropout, and in the late methods, the weights of a query do not sum to one.
+        backend: ``"auto"``, or a key of `BACKENDS`, which then raises where it cannot run the call. ``"fused"`` needs a
+            CUDA device, Triton, the default mapping and adjusting method, and none of attn_mask, dropout and weights.
 
     Returns:
         ``[batch, heads, query_length, value_dim]``, or that and the weights. A query with no visible key gets zeros.
@@ -111,6 +151,8 @@ def distance_aware_attention(
     check_choice("adjust", adjust, ADJUSTMENTS)
     check_choice("backend", backend, ["auto", *BACKENDS])
     check_dropout("dropout_p", dropout_p)
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal: got {type(causal).__name__}, expected a bool")
     if scale is not None:
         check_positive_float("scale", scale)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -141,8 +183,23 @@ def distance_aware_attention(
         if tensor.dtype != query.dtype:
             raise TypeError(f"{name}: got dtype {tensor.dtype}, expected that of query, {query.dtype}")
 
+    for name in BACKENDS if backend == "auto" else [backend]:
+        reason = BACKENDS[name].reason_against(
+            query,
+            value,
+            mapping=mapping,
+            adjust=adjust,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            return_weights=return_weights,
+        )
+        if reason is None:
+            break
+    else:
+        raise ValueError(f"backend: got {backend!r}, which cannot run this call: {reason}")
+
     with autocast_off:
-        output, weights = BACKENDS["reference" if backend == "auto" else backend](
+        output, weights = BACKENDS[name].attention(
             query,
             key,
             value,
@@ -156,4 +213,7 @@ def distance_aware_attention(
             dropout_p=dropout_p,
             scale=1 / math.sqrt(head_dim) if scale is None else scale,
         )
-    return (output, weights) if return_weights else output
+    if not return_weights:
+        return output
+    assert weights is not None
+    return output, weights

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ def check_positive_float(argument: str, value: object) -> None:
 
 def check_positive_int(argument: str, value: object) -> None:
     """Raise unless ``value`` is an integer of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{argument}: got {type(value).__name__} {value!r}, expected a positive int")
     if value < 1:
         raise ValueError(f"{argument}: got {value}, expected a positive int")
@@ -51,7 +52,9 @@ def check_floating(argument: str, value: object) -> None:
     check_tensor(argument, value)
     assert isinstance(value, Tensor)
     if not value.is_floating_point():
-        raise TypeError(f"{argument}: got dtype {value.dtype}, expected a floating-point tensor")
+        raise TypeError(
+            f"{argument}: got dtype {value.dtype}, expected a floating-point tensor (token ids are embedded first)"
+        )
 
 
 def check_shape(argument: str, value: Tensor, axes: str, expected: Sequence[int]) -> None:

@@ -56,16 +56,19 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 }
 
 
-def save(figure: Figure, path: Path) -> list[Path]:
+def save(figure: Figure, path: Path | str) -> list[Path]:
     """Write ``figure`` as ``path`` + .png and .svg; the same figure gives the same bytes every time."""
+    path = Path(path)
+    png, svg = (path.with_name(path.name + suffix) for suffix in (".png", ".svg"))
     with matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(path.with_suffix(".png"), dpi=150, metadata={"Software": None})
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
-    return [path.with_suffix(".png"), path.with_suffix(".svg")]
+        figure.savefig(png, dpi=150, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None})
+    return [png, svg]
 
 
-def draw_all(directory: Path) -> list[Path]:
+def draw_all(directory: Path | str) -> list[Path]:
     """Write every entry of `FIGURES` into ``directory``, which is made if need be; return the files."""
+    directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     return [path for name, draw in FIGURES.items() for path in save(draw(), directory / name)]
 

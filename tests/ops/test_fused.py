@@ -1,0 +1,277 @@
+"""The fused kernels answer to the fp64 reference: at most twice the error of the reference run in their own dtype.
+
+Without a CUDA device the kernels run in Triton's interpreter, at small shapes. It cannot multiply bf16 matrices, and
+its products of a matrix and of its transpose differ in the last bit, which large shifts would magnify.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from datransformer import DistanceAwareAttention, distance_aware_attention
+from datransformer.ops import fused, reference
+
+pytest.importorskip("triton")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter: exp2 and 1/0 overflow
+
+NAMES = ["output", "query", "key", "value", "distance_weight", "distance_shift"]
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def _kernels_may_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "DEVICES", ("cuda", "cpu"))
+
+
+def make_inputs(
+    shape: tuple[int, int, int, int, int], weight: list[float], shift: list[float], dtype: torch.dtype, device: str
+) -> tuple[list[Tensor], Tensor]:
+    batch, heads, query_length, key_length, head_dim = shape
+    query, gradient = torch.randn(2, batch, heads, query_length, head_dim).to(device, dtype)
+    key, value = torch.randn(2, batch, heads, key_length, head_dim).to(device, dtype)
+    numbers = [torch.tensor(values, device=device) for values in (weight, shift)]
+    return [query, key, value, *numbers], gradient
+
+
+def make_padding(kind: str, batch: int, length: int, device: str) -> Tensor | None:
+    if kind == "none":
+        return None
+    padding = torch.zeros(batch, length, dtype=torch.bool)
+    if kind == "tail":
+        padding[0, length // 2 :] = True
+    else:
+        padding |= torch.rand(batch, length) < 0.4
+        padding[-1] = True
+    return padding.to(device)
+
+
+def run(attend: Callable[..., Any], inputs: list[Tensor], gradient: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
+    leaves = [tensor.detach().to(dtype or tensor.dtype).clone().requires_grad_() for tensor in inputs]
+    output = attend(*leaves)[0]
+    return [output, *torch.autograd.grad(output, leaves, gradient.to(output.dtype))]
+
+
+def rounding_noise(
+    tensors: list[Tensor], *, key_padding_mask: Tensor | None, causal: bool, scale: float
+) -> dict[str, float]:
+    """How far rounding each pair's share once moves the gradients of w and v, over eps.
+
+    They are a number per head, so that one run of the reference may be right to many digits by luck alone.
+    """
+    query, key, value, weight, shift, gradient = tensors
+    w, v = weight[:, None, None], shift[:, None, None]
+    rows = torch.arange(query.shape[2], device=query.device) + key.shape[2] - query.shape[2]
+    distance = (rows[:, None] - torch.arange(key.shape[2], device=query.device)).abs()  # [Nq, Nk]
+    opened = torch.sigmoid(w * distance - v)  # [H, Nq, Nk]
+    _, weights = distance_aware_attention(
+        query, key, value, weight, shift,
+        key_padding_mask=key_padding_mask, causal=causal, scale=scale, return_weights=True,
+    )  # fmt: skip
+    product = gradient @ value.mT  # [B, H, Nq, Nk]
+    size = weights * (product.abs() + (weights * product).sum(-1, keepdim=True).abs()) * (query @ key.mT).relu() * scale
+    by_weight = size * (1 + v.exp()) * opened * (1 - opened) * distance
+    by_shift = size * opened * (v.exp() + (1 + v.exp()) * (1 - opened))
+    return {"distance_weight": by_weight.norm().item(), "distance_shift": by_shift.norm().item()}
+
+
+def check(
+    shape: tuple[int, int, int, int, int],
+    weight: list[float],
+    shift: list[float],
+    *,
+    dtype: torch.dtype,
+    causal: bool,
+    padding: str,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+    far_tolerance: float | None = None,
+) -> None:
+    inputs, gradient = make_inputs(shape, weight, shift, dtype, device)
+    call: dict[str, Any] = {
+        "key_padding_mask": make_padding(padding, shape[0], shape[3], device),
+        "causal": causal,
+        "scale": shape[4] ** -0.5,
+    }
+
+    def truth(*leaves: Tensor) -> Any:
+        distance = {"mapping": "learnable_sigmoid", "adjust": "early_multiply"}
+        return distance_aware_attention(*leaves, **distance, **call, return_weights=True)  # type: ignore[call-overload]
+
+    exact = run(truth, inputs, gradient, torch.float64)
+    got = run(lambda *leaves: fused.attention(*leaves, **call, far_tolerance=far_tolerance), inputs, gradient, None)
+    monkeypatch.setattr(reference, "_widen", lambda tensor: tensor)  # fp16 too multiplies its matrices as they are
+    rounded = run(truth, inputs, gradient, None)
+    noise = rounding_noise([tensor.double() for tensor in (*inputs, gradient)], **call)
+    for name, want, rough, tensor in zip(NAMES, exact, rounded, got, strict=True):
+        assert tensor.isfinite().all(), name
+        error, allowed = ((other.double() - want).norm().item() for other in (tensor, rough))
+        # Nothing counts below one rounding of the result, and of numbers of the inputs' size, 1, in each entry.
+        floor = torch.finfo(dtype).eps * (noise[name] if name in noise else want.norm().item() + want.numel() ** 0.5)
+        assert error <= 2 * allowed + floor, f"{name}: error {error:.2e}, the reference's {allowed:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("shape", "causal", "padding"),
+    [
+        ((2, 5, 97, 97, 20), False, "none"),
+        ((2, 5, 130, 130, 16), False, "mixed"),
+        ((1, 5, 130, 130, 16), True, "tail"),
+        ((1, 5, 63, 150, 8), True, "none"),
+        ((2, 5, 150, 63, 8), True, "mixed"),
+        ((1, 5, 150, 63, 8), False, "none"),
+        ((1, 5, 1, 1, 8), False, "none"),
+    ],
+)
+def test_within_the_error_budget(
+    shape: tuple[int, int, int, int, int],
+    causal: bool,
+    padding: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Heads that look near, at once and slowly, far, and not at all; far tiles and near ones in one call."""
+    weight, shift = [-5.0, -0.4, 0.0, 0.5, 5.0], [0.0, 1.0, 0.3, -1.0, 0.5]
+    check(
+        shape, weight, shift, dtype=dtype, causal=causal, padding=padding, device="cpu", monkeypatch=monkeypatch
+    )  # fmt: skip
+
+
+def test_without_the_shortcut(monkeypatch: pytest.MonkeyPatch) -> None:
+    check(
+        (1, 2, 97, 130, 16), [-0.5, 0.5], [0.0, 0.0], dtype=torch.float32, causal=False, padding="tail",
+        device="cpu", monkeypatch=monkeypatch, far_tolerance=0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("weight", [-0.05, 0.05])
+def test_the_tolerance_bounds_the_error_of_the_shortcut(weight: float) -> None:
+    """A far pair's weight is off by a factor of at most exp(tolerance · |q·k| · scale)."""
+    inputs, _ = make_inputs((1, 1, 257, 257, 16), [weight], [0.5], torch.float32, "cpu")
+    call: dict[str, Any] = {"key_padding_mask": None, "causal": False, "scale": 0.25}
+    exact, _ = fused.attention(*inputs, **call, far_tolerance=0.0)
+    largest = (inputs[0] @ inputs[1].mT).max().item() * 0.25
+    differences = []
+    for tolerance in (1e-1, 1e-2, 1e-3):
+        output, _ = fused.attention(*inputs, **call, far_tolerance=tolerance)
+        differences.append((output - exact).abs().max().item())
+        assert differences[-1] <= 2 * tolerance * largest * inputs[2].abs().max().item() + 1e-6
+    assert differences[0] > differences[1] > 1e-5  # there was a shortcut to speak of
+
+
+def test_strides_of_projected_heads() -> None:
+    """[batch, length, heads, head_dim] memory, as the modules make it, and rows that are not contiguous."""
+    inputs, _ = make_inputs((2, 2, 20, 20, 8), [-0.5, 0.5], [0.0, 0.0], torch.float32, "cpu")
+    query, key, value = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs[:3])
+    plain = distance_aware_attention(*inputs, backend="fused")
+    assert torch.equal(distance_aware_attention(query, key, value, *inputs[3:], backend="fused"), plain)
+    backwards = value.mT.contiguous().mT
+    assert torch.equal(distance_aware_attention(query, key, backwards, *inputs[3:], backend="fused"), plain)
+
+
+def test_the_module_trains_on_it() -> None:
+    module = DistanceAwareAttention(12, 3)
+    inputs = torch.randn(2, 5, 12)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    gradients = []
+    for backend in ("fused", "reference"):
+        module.backend = backend
+        output, _ = module(inputs, inputs, inputs, padding, need_weights=False)
+        gradients.append(torch.autograd.grad(output.square().sum(), list(module.parameters())))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_no_second_derivative() -> None:
+    inputs, _ = make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
+    leaves = [tensor.requires_grad_() for tensor in inputs]
+    output = distance_aware_attention(*leaves, backend="fused")
+    (gradient,) = torch.autograd.grad(output.square().sum(), leaves[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative: pass backend='reference'"):
+        gradient.sum().backward()
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"mapping": "clip"}, "mapping 'clip' with adjust 'early_multiply' is not fused"),
+    ({"adjust": "late_add"}, "mapping 'learnable_sigmoid' with adjust 'late_add' is not fused"),
+    ({"return_weights": True}, "return_weights asks for the weights, which are never formed"),
+    ({"attn_mask": torch.zeros(5, 5)}, "attn_mask is given"),
+    ({"dropout_p": 0.1}, "dropout_p is 0.1, not 0"),
+    ({"value": torch.zeros(1, 1, 5, 9)}, "value_dim is 9, not head_dim, 8"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED)
+def test_asked_for_by_name_it_raises_and_says_why(change: dict[str, Any], reason: str) -> None:
+    names = ["query", "key", "value", "distance_weight", "distance_shift"]
+    inputs, _ = make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
+    call = {**dict(zip(names, inputs, strict=True)), **change}
+    with pytest.raises(ValueError, match=f"^backend: got 'fused', which cannot run this call: {reason}"):
+        distance_aware_attention(**call, backend="fused")
+    distance_aware_attention(**call)  # "auto" finds another way
+
+
+def test_dtype_width_and_device_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = torch.zeros(1)
+    attend: Any = distance_aware_attention
+    with pytest.raises(ValueError, match=r"dtype is torch.float64$"):
+        attend(*[torch.zeros(1, 1, 3, 8).double()] * 3, number, number, backend="fused")
+    with pytest.raises(ValueError, match=r"head_dim is 257, more than 256$"):
+        attend(*[torch.zeros(1, 1, 3, 257)] * 3, number, number, backend="fused")
+    monkeypatch.setattr(fused, "DEVICES", ("cuda",))
+    with pytest.raises(ValueError, match=r"query is on cpu, not on a CUDA device$"):
+        attend(*[torch.zeros(1, 1, 3, 8)] * 3, number, number, backend="fused")
+    monkeypatch.setattr(fused, "HAS_TRITON", False)
+    with pytest.raises(ValueError, match=r"triton is not installed$"):
+        attend(*[torch.zeros(1, 1, 3, 8)] * 3, number, number, backend="fused")
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize(
+    "shape", [(2, 9, 1, 1, 8), (2, 9, 63, 63, 20), (2, 9, 97, 97, 59), (1, 9, 1025, 1025, 64), (1, 9, 257, 513, 128),
+              (1, 9, 513, 257, 16), (1, 9, 200, 200, 256)],
+)  # fmt: skip
+@pytest.mark.parametrize(("causal", "padding"), [(False, "none"), (True, "none"), (False, "mixed"), (True, "tail")])
+def test_within_the_error_budget_on_the_gpu(
+    shape: tuple[int, int, int, int, int],
+    causal: bool,
+    padding: str,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = [-5.0, -0.4, -0.05, -1e-4, 0.0, 1e-4, 0.05, 0.5, 5.0]
+    shift = [0.0, 1.0, -1.0, 2.0, 0.3, -10.0, 10.0, 0.0, -0.5]
+    check(
+        shape, weight, shift, dtype=dtype, causal=causal, padding=padding, device="cuda", monkeypatch=monkeypatch
+    )  # fmt: skip
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_250_runs_give_the_same_bits() -> None:
+    inputs, gradient = make_inputs((2, 3, 300, 300, 64), [-0.1, 0.02, 0.4], [0.0, 1.0, -1.0], torch.bfloat16, "cuda")
+    call: dict[str, Any] = {"key_padding_mask": None, "causal": False, "scale": 0.125}
+    first = run(lambda *leaves: fused.attention(*leaves, **call), inputs, gradient, None)
+    for _ in range(250):
+        again = run(lambda *leaves: fused.attention(*leaves, **call), inputs, gradient, None)
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_compiles_into_one_graph() -> None:
+    module = DistanceAwareAttention(64, 4, backend="fused").cuda()
+    inputs = torch.randn(2, 50, 64, device="cuda")
+
+    def train(attention: Callable[..., Any]) -> tuple[Tensor, ...]:
+        output, _ = attention(inputs, inputs, inputs, need_weights=False)
+        return torch.autograd.grad(output.square().sum(), list(module.parameters()))
+
+    torch.testing.assert_close(train(torch.compile(module, fullgraph=True)), train(module))
