@@ -131,9 +131,8 @@ def main() -> None:
     """Train the three models, print the table, save the picture."""
     torch.set_num_threads(1)  # the tensors are small, and the numbers the same on every machine
     directory = Path(sys.argv[1] if len(sys.argv) > 1 else "demo")
-    print(
-        f"Nearest marker: {LENGTH} tokens, {MARKERS} markers of {KINDS} kinds, {STEPS} steps, chance is 64 %. A minute or two."
-    )
+    print(f"Nearest marker: {LENGTH} tokens, {MARKERS} markers of {KINDS} kinds, {STEPS} steps. Chance is 64 %.")
+    print("This takes a minute or two.", flush=True)
     print(f"{'attention':20} {'at the end':>10} {'first at 95 %':>14} {'seconds':>8}")
     runs = []
     for mixer, label in LABELS.items():
