@@ -168,6 +168,10 @@ def test_strides_of_projected_heads() -> None:
     query, key, value = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs[:3])
     plain = distance_aware_attention(*inputs, backend="fused")
     assert torch.equal(distance_aware_attention(query, key, value, *inputs[3:], backend="fused"), plain)
+    padding = torch.rand(1, 20) < 0.4
+    expanded = distance_aware_attention(*inputs, key_padding_mask=padding.expand(2, -1), backend="fused")
+    copied = distance_aware_attention(*inputs, key_padding_mask=padding.repeat(2, 1), backend="fused")
+    assert torch.equal(expanded, copied)
     backwards = value.mT.contiguous().mT
     assert torch.equal(distance_aware_attention(query, key, backwards, *inputs[3:], backend="fused"), plain)
 

@@ -18,7 +18,6 @@ FAR_TOLERANCE = {torch.float32: 1e-7, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 
 MAX_HEAD_DIM = 256
 
-
 # A constant, and not the answer of an import, so that torch.compile can look at it.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -294,9 +293,9 @@ def attention(
         query,
         key,
         value,
-        distance_weight.float(),
-        distance_shift.float(),
-        key_padding_mask,
+        distance_weight.float().contiguous(),
+        distance_shift.float().contiguous(),
+        None if key_padding_mask is None else key_padding_mask.contiguous(),
         causal,
         scale,
         FAR_TOLERANCE[query.dtype] if far_tolerance is None else far_tolerance,
