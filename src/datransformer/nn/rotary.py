@@ -1,29 +1,21 @@
 """RoFormer: Enhanced Transformer with Rotary Position Embedding (Su et al., 2021)."""
 
-import math
 from typing import Unpack
 
 import torch
 from torch import Tensor
 
+from datransformer.nn.embedding import angles
 from datransformer.nn.multihead import MixOptions, MultiheadAttention
 from datransformer.ops.softmax import softmax_attention
 
 
 def rotate(tensor: Tensor, positions: Tensor) -> Tensor:
     """Turn each pair (2i, 2i+1) of the last axis of [..., length, dim] by the angle position · 10000^(−2i/dim)."""
-    dim = tensor.shape[-1]
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    pairs = torch.arange(0, dim, 2, device=tensor.device, dtype=wide)
-    angles = positions.to(wide).unsqueeze(-1) * torch.exp(pairs * (-math.log(10000.0) / dim))  # [N, D/2]
-    real, imaginary = tensor.to(wide).unflatten(-1, (-1, 2)).unbind(-1)  # [..., N, D/2]
-    turned = torch.stack(
-        (
-            real * angles.cos() - imaginary * angles.sin(),
-            real * angles.sin() + imaginary * angles.cos(),
-        ),
-        dim=-1,
-    )
+    turns = angles(positions, tensor.shape[-1], tensor.dtype)  # [N, D/2]
+    cos, sin = turns.cos(), turns.sin()
+    real, imaginary = tensor.to(turns.dtype).unflatten(-1, (-1, 2)).unbind(-1)  # [..., N, D/2]
+    turned = torch.stack((real * cos - imaginary * sin, real * sin + imaginary * cos), dim=-1)
     return turned.flatten(-2).to(tensor.dtype)  # [..., N, D]
 
 
