@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def angles(positions: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """p / 10000^(2i/dim) for every position p and pair of dimensions i: [length] to [length, ⌈dim/2⌉].
+    """Angle p / 10000^(2i/dim) of every position p and pair of dimensions i: [length] to [length, ⌈dim/2⌉].
 
     In fp32 at least, whatever ``dtype`` is: bf16 cannot count past 256.
     """
