@@ -57,9 +57,11 @@ def test_every_variant_exports(mapping: str, adjust: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # torch's own, inside inductor
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
-def test_inductor_agrees() -> None:
+def test_inductor_trains_at_any_length() -> None:
     encoder = Encoder(EMBED_DIM, HEADS, HEAD_DIM)
     compiled = torch.compile(encoder, fullgraph=True, dynamic=True)
     for shape in SHAPES[:2]:
         batch = make_batch(*shape)
-        torch.testing.assert_close(compiled(*batch), encoder(*batch))
+        expected = torch.autograd.grad(encoder(*batch).square().sum(), list(encoder.parameters()))
+        got = torch.autograd.grad(compiled(*batch).square().sum(), list(encoder.parameters()))
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)

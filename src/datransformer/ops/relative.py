@@ -1,4 +1,4 @@
-"""Relative positions, and the two reshapes that move between them and (query, key) pairs without an index tensor.
+"""Relative positions, and the ways between them and (query, key) pairs.
 
 Queries are aligned to the end of the keys: query i sits at position i + key_length − query_length. Along the axis
 that this file calls `offset`, entry m stands for key position − query position = m − (key_length − 1). The axis has
@@ -36,5 +36,10 @@ def unskew(by_pair: Tensor) -> Tensor:
 
 
 def toeplitz(by_offset: Tensor, query_length: int, key_length: int) -> Tensor:
-    """[..., offset] to [..., query, key]: the matrix whose entries depend on the offset alone."""
-    return skew(by_offset.unsqueeze(-2).expand(*by_offset.shape[:-1], query_length, -1), key_length)
+    """[..., offset] to [..., query, key]: the matrix whose entries depend on the offset alone.
+
+    By index and not by `skew`: from torch.compile with dynamic lengths the latter gets a backward for one length only.
+    """
+    rows = torch.arange(query_length - 1, -1, -1, device=by_offset.device)
+    keys = torch.arange(key_length, device=by_offset.device)
+    return by_offset[..., rows.unsqueeze(-1) + keys]
