@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from datransformer import MIXERS, DistanceAwareAttention, distance_aware_attention
+from datransformer import (
+    MAPPINGS,
+    MIXERS,
+    DistanceAwareAttention,
+    RelativePositionAttention,
+    T5BiasAttention,
+    distance_aware_attention,
+)
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 5, 3, 4
 EMBED_DIM = HEADS * HEAD_DIM
@@ -75,6 +82,44 @@ def test_same_shapes_as_plain_attention() -> None:
             got = ours(*inputs, padding, **options)
             assert len(got) == 2
             assert [None if x is None else x.shape for x in got] == [None if x is None else x.shape for x in theirs]
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_without_bias_between_two_texts(mixer: str) -> None:
+    attention = MIXERS[mixer](EMBED_DIM, HEADS, bias=False)
+    query, key = torch.randn(BATCH, 3, EMBED_DIM), torch.randn(BATCH, LENGTH, EMBED_DIM)
+    output, _ = attention(query, key, key, make_padding())
+    assert output.shape == query.shape
+    # Nothing but linear maps of the values: twice the values, twice the output.
+    if mixer != "rpr":
+        torch.testing.assert_close(attention(query, key, 2 * key, make_padding())[0], 2 * output)
+
+
+def test_initial_values_that_are_not_zero_and_defaults() -> None:
+    for mixer, names in {"xl": ["position_proj.weight"], "rpr": ["relative_key", "relative_value"]}.items():
+        parameters = dict(MIXERS[mixer](EMBED_DIM, HEADS).named_parameters())
+        assert all(parameters[name].count_nonzero() > 0 for name in names)
+    assert RelativePositionAttention(EMBED_DIM, HEADS).max_distance == 16
+    t5 = T5BiasAttention(EMBED_DIM, HEADS)
+    assert (t5.num_buckets, t5.max_distance) == (32, 128)
+    shifts = {name: DistanceAwareAttention(8, 2, mapping=name).distance_shift.tolist() for name in MAPPINGS}
+    assert shifts == {name: [1.0, 1.0] if name in ("clip", "linear") else [0.0, 0.0] for name in MAPPINGS}
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_bf16_counts_positions_in_fp32(mixer: str) -> None:
+    """Over 1,200 tokens, of which bf16 can count 256: as near to fp64 as plain attention is."""
+    errors = {}
+    for name in (mixer, "none"):
+        torch.manual_seed(0)
+        attention = MIXERS[name](12, 3).to(torch.bfloat16)
+        inputs = torch.randn(1, 1200, 12, dtype=torch.bfloat16)
+        for need_weights in (False, True):
+            rough, _ = attention(inputs, inputs, inputs, need_weights=need_weights)
+            exact, _ = copy.deepcopy(attention).double()(*[inputs.double()] * 3, need_weights=need_weights)
+            errors[name, need_weights] = ((rough.double() - exact).norm() / exact.norm()).item()
+    for need_weights in (False, True):
+        assert errors[mixer, need_weights] < 5 * errors["none", need_weights] + 0.02
 
 
 def test_initial_values() -> None:
@@ -213,6 +258,7 @@ def test_bad_calls_are_named(mixer: str, wrong: dict[str, Any], error: type[Exce
 
 WRONG_BUILDS: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("distance_aware", {"embed_dim": 10}, ValueError, "embed_dim: got 10, expected a multiple of num_heads = 3, or a"),
+    ("distance_aware", {"num_heads": True}, TypeError, "num_heads: got bool True, expected a positive int"),
     ("distance_aware", {"num_heads": 0}, ValueError, "num_heads: got 0, expected a positive int"),
     ("distance_aware", {"head_dim": 2.0}, TypeError, "head_dim: got float 2.0, expected a positive int"),
     ("distance_aware", {"dropout": 1.0}, ValueError, r"dropout: got 1.0, expected a float in \[0, 1\)"),

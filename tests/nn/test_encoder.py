@@ -88,6 +88,30 @@ def test_positions_are_added_where_the_mixer_wants_them() -> None:
     assert [name for name in MIXERS if make_encoder(name).positions is not None] == ["vanilla"]
 
 
+def test_dropout_sits_on_both_sub_layers_and_inside_the_ffn() -> None:
+    layer = make_encoder("none", dropout=0.5).layers[0]
+    assert isinstance(layer, EncoderLayer)
+    seen: list[Tensor] = []
+    layer.dropout.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0]))
+    inputs = torch.randn(BATCH, LENGTH, EMBED_DIM, dtype=torch.float64)
+    layer.feedforward.eval()
+    layer(inputs)
+    mixed, _ = layer.attention(inputs, inputs, inputs)
+    assert len(seen) == 2
+    torch.testing.assert_close(seen[0], mixed)
+    inner = layer.feedforward[2]
+    assert isinstance(inner, nn.Dropout)
+    assert layer.dropout.p == inner.p == 0.5
+
+
+def test_the_ffn_is_four_times_as_wide() -> None:
+    layer = Encoder(EMBED_DIM, HEADS, HEAD_DIM).layers[0]
+    assert isinstance(layer, EncoderLayer)
+    first = layer.feedforward[0]
+    assert isinstance(first, nn.Linear)
+    assert first.out_features == 4 * EMBED_DIM
+
+
 def test_options_reach_the_mixer() -> None:
     encoder = Encoder(EMBED_DIM, HEADS, HEAD_DIM, attention_dropout=0.25, mixer_options={"adjust": "late_add"})
     attention = encoder.layers[0].attention

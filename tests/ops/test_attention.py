@@ -179,11 +179,12 @@ def test_finite_at_the_extremes(mapping: str, adjust: str, dtype: torch.dtype, d
     )
     padding = torch.zeros(1, 257, dtype=torch.bool, device=device)
     padding[0, 200:] = True
-    output = distance_aware_attention(
-        query, key, value, weight, shift, mapping=mapping, adjust=adjust, key_padding_mask=padding
+    output, weights = distance_aware_attention(
+        query, key, value, weight, shift, mapping=mapping, adjust=adjust, key_padding_mask=padding, return_weights=True
     )
-    assert output.dtype == dtype
+    assert output.dtype == weights.dtype == dtype
     assert output.isfinite().all()
+    assert weights.isfinite().all()
     output.backward(torch.randn_like(output))
     for tensor in (query, key, value, weight, shift):
         assert tensor.grad is None or tensor.grad.isfinite().all()
@@ -317,6 +318,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: got 1.0, expected a float in \[0, 1\)"),
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: got -0.1, expected"),
     ({"dropout_p": float("nan")}, ValueError, r"dropout_p: got nan, expected"),
+    ({"value": torch.zeros(2, 3, 5, 7)}, TypeError, "value: got dtype torch.float32, expected that of query, "),
+    ({"dropout_p": True}, TypeError, "dropout_p: got bool, expected a float"),
     ({"dropout_p": "0.1"}, TypeError, r"dropout_p: got str, expected a float"),
     ({"causal": "yes"}, TypeError, "causal: got str, expected a bool"),
     ({"scale": 0.0}, ValueError, "scale: got 0.0, expected a positive finite number"),
