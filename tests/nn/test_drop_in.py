@@ -122,6 +122,16 @@ def test_bf16_counts_positions_in_fp32(mixer: str) -> None:
         assert errors[mixer, need_weights] < 5 * errors["none", need_weights] + 0.02
 
 
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_is_built_on_meta_and_filled_from_a_state_dict(mixer: str) -> None:
+    built = MIXERS[mixer](EMBED_DIM, HEADS)
+    with torch.device("meta"):
+        empty = MIXERS[mixer](EMBED_DIM, HEADS)
+    empty.load_state_dict(built.state_dict(), assign=True)
+    inputs = torch.randn(BATCH, LENGTH, EMBED_DIM)
+    torch.testing.assert_close(empty(inputs, inputs, inputs), built(inputs, inputs, inputs))
+
+
 def test_initial_values() -> None:
     attention = DistanceAwareAttention(10, 5, distance_shift_init=torch.arange(5.0))
     torch.testing.assert_close(attention.distance_weight.detach(), torch.linspace(-0.5, 0.5, 5))

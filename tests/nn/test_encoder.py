@@ -77,6 +77,7 @@ def test_memory_is_cut_to_its_length_and_passes_no_gradient(causal: bool) -> Non
     assert [state.shape for state in memory.states] == [(BATCH, 2, EMBED_DIM)]
     output, memory = encoder.forward_segment(second, memory, memory_length=4, causal=causal)
     assert memory.key_padding_mask.shape == (BATCH, 4)
+    assert memory.states[0].untyped_storage().nbytes() == memory.states[0].nbytes  # holds on to nothing else
     # One layer: its memory is its input, so a pass over both pieces gives the same outputs.
     both = encoder(torch.cat((first[:, -2:], second), 1), causal=causal)
     torch.testing.assert_close(output, both[:, 2:])

@@ -298,6 +298,7 @@ TENSORS = dict(zip(("query", "key", "value", "distance_weight", "distance_shift"
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"query": torch.zeros(2, 5, 7)}, ValueError, r"query: got shape \(2, 5, 7\), expected \(batch, heads, length"),
     ({"query": torch.zeros(2, 3, 0, 7)}, ValueError, "query: got length 0, expected at least one token"),
+    ({name: torch.zeros(2, 3, 5, 0).double() for name in ("query", "key")}, ValueError, "head_dim: got 0, expected "),
     ({"query": [1.0]}, TypeError, "query: got list, expected a torch.Tensor"),
     ({"query": torch.zeros(2, 3, 5, 7, dtype=torch.int64)}, TypeError, "query: got dtype torch.int64, expected a fl"),
     ({"key": torch.zeros(2, 4, 5, 7)}, ValueError, r"key: got shape \(2, 4, 5, 7\), expected .* = \(2, 3, 5, 7\)"),

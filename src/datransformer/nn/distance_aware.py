@@ -64,7 +64,7 @@ class DistanceAwareAttention(MultiheadAttention):
         self.adjust = adjust
         self.backend = backend
         if distance_weight_init is None:
-            distance_weight_init = torch.linspace(-0.5, 0.5, num_heads) if num_heads > 1 else 0.0
+            distance_weight_init = [head / (num_heads - 1) - 0.5 for head in range(num_heads)] if num_heads > 1 else 0.0
         if distance_shift_init is None:
             distance_shift_init = INITIAL_SHIFT[mapping]
         self.distance_weight = _per_head("distance_weight_init", distance_weight_init, num_heads)
@@ -98,6 +98,6 @@ def _per_head(argument: str, values: float | Sequence[float] | Tensor, num_heads
     if tensor.dim() == 0:
         tensor = tensor.expand(num_heads)
     check_shape(argument, tensor, "one number, or (num_heads,)", (num_heads,))
-    if not tensor.isfinite().all():
+    if tensor.device.type != "meta" and not tensor.isfinite().all():
         raise ValueError(f"{argument}: got {tensor.tolist()}, expected finite numbers")
     return nn.Parameter(tensor.clone())  # [H]

@@ -164,15 +164,16 @@ class Encoder(nn.Module):
             for state in memory.states:
                 expected = (inputs.shape[0], state.shape[1], self.embed_dim)
                 check_shape("memory", state, "(batch, length, embed_dim)", expected)
+            check_bool_mask("memory.key_padding_mask", memory.key_padding_mask, "(batch, length)", expected[:2])
             key_padding_mask = torch.cat((memory.key_padding_mask, key_padding_mask), dim=1)  # [B, Nk]
 
         hidden, states = inputs, []
         for index, layer in enumerate(self.layers):
             past = None if memory is None else memory.states[index]
             seen = hidden if past is None else torch.cat((past, hidden), dim=1)  # [B, Nk, E]
-            states.append(seen[:, -memory_length:].detach())
+            states.append(seen[:, -memory_length:].detach().clone())
             hidden = layer(hidden, key_padding_mask, memory=past, causal=causal)
-        return hidden, SegmentMemory(tuple(states), key_padding_mask[:, -memory_length:])
+        return hidden, SegmentMemory(tuple(states), key_padding_mask[:, -memory_length:].clone())
 
     def _check(self, inputs: Tensor, key_padding_mask: Tensor | None) -> None:
         check_floating("inputs", inputs)

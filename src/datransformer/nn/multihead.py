@@ -30,7 +30,8 @@ class MultiheadAttention(nn.Module):
     """Project, split into heads, mix, merge, project. A subclass says how to mix, in `mix`.
 
     The projections are named and shaped as in torch.nn.MultiheadAttention, so that where
-    ``num_heads * head_dim == embed_dim`` a state dict of that module loads with ``strict=False``.
+    ``num_heads * head_dim == embed_dim`` a state dict of that module loads with ``strict=False``, into any mixer that
+    projects query, key and value.
 
     Args:
         embed_dim: Width of the inputs and of the output.

@@ -1,4 +1,4 @@
-"""From token vectors to one vector a text. Padding has no part in it, and a text of nothing else gives zeros."""
+"""From token vectors to one vector a text. Padding has a weight of 0, and a text of nothing else gives zeros."""
 
 import torch
 from torch import Tensor, nn

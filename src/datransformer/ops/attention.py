@@ -17,6 +17,7 @@ from datransformer.ops.checks import (
     check_floating,
     check_length,
     check_positive_float,
+    check_positive_int,
     check_shape,
 )
 from datransformer.ops.mapping import MAPPINGS
@@ -135,7 +136,8 @@ def distance_aware_attention(
         adjust: A key of `ADJUSTMENTS`.
         key_padding_mask: ``[batch, key_length]`` bool, True = ignore that key.
         attn_mask: ``[query_length, key_length]`` or ``[batch, heads, query_length, key_length]``, where batch and
-            heads may be 1. Bool, True = ignore that pair; or float, added to the scores after the adjusting.
+            heads may be 1. Bool, True = ignore that pair; or float, added to what goes into the softmax. Hide with
+            bool or −inf: a large negative number is only a small weight, which ``late_add`` then adds to.
         causal: Hide the keys that lie after the query.
         dropout_p: Probability of dropping an attention weight. Always applied: pass 0 when evaluating.
         scale: Factor on QKᵀ, 1/√head_dim if None.
@@ -163,6 +165,7 @@ def distance_aware_attention(
     batch, heads, query_length, head_dim = query.shape
     key_length = key.shape[2]
     check_length("query", query_length)
+    check_positive_int("head_dim", head_dim)
     check_shape("key", key, "(batch, heads, key_length, head_dim)", (batch, heads, key_length, head_dim))
     check_shape("value", value, "(batch, heads, key_length, value_dim)", (batch, heads, key_length, value.shape[3]))
     for name, parameter in (("distance_weight", distance_weight), ("distance_shift", distance_shift)):

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from datransformer.ops.checks import check_choice
+
 Mapping = Callable[[Tensor, Tensor], Tensor]
 
 # e^50 ≈ 5e21 times a score, a distance and a sum over 100,000 of them still fits in fp32; e^88 alone does not.
@@ -55,5 +57,6 @@ MAPPINGS: dict[str, Mapping] = {
 
 def distance_coefficients(distances: Tensor, weight: Tensor, shift: Tensor, mapping: str) -> Tensor:
     """Map ``distances`` [length] with each head's ``weight`` and ``shift`` [heads] to coefficients [heads, length]."""
+    check_choice("mapping", mapping, MAPPINGS)
     weighted = weight.unsqueeze(-1) * distances  # [H, L]
     return MAPPINGS[mapping](weighted, shift.unsqueeze(-1)).expand_as(weighted)  # [H, L]
