@@ -1,0 +1,412 @@
+"""Files to examples on disk: read once, split, build the vocabulary on the training rows, encode, keep by content."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from datransformer.data.config import DataConfig
+from datransformer.data.datasets import Source
+from datransformer.data.encode import Examples, Labels, encode_rows
+from datransformer.data.errors import BadRows, InputError
+from datransformer.data.probe import Probe
+from datransformer.data.readers import read_rows
+from datransformer.data.store import write_text
+from datransformer.data.tokenizer import TextTokenizer, WordTokenizer, count_words, load_tokenizer
+
+FORMAT = 1  # of what is kept on disk; another number is another key
+
+Progress = Callable[[str, int, int | None], None]
+
+
+def no_progress(stage: str, done: int, total: int | None) -> None:
+    """For those who do not want to know."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to read, from a file or from memory.
+
+    Args:
+        name: What to call them in messages.
+        identity: Changes when the content does.
+        read: Starts reading; batches as `read_rows` gives them.
+    """
+
+    name: str
+    identity: str
+    read: Callable[[BadRows], Iterator[pa.RecordBatch]]
+
+
+def file_rows(source: Source, progress: Progress = no_progress) -> Rows:
+    """The rows of a file, identified by its content and by how it is read."""
+    identity = f"{hash_file(source.path, progress)} {source.format} {source.columns}"
+    return Rows(
+        str(source.path),
+        identity,
+        lambda bad_rows: read_rows(source.path, source.columns, bad_rows, format=source.format),
+    )
+
+
+def probe_rows(probe: Probe) -> Rows:
+    """The rows of the built-in probe."""
+    return Rows("probe", repr(probe), lambda bad_rows: probe.batches())
+
+
+@dataclass(frozen=True)
+class RowSplits:
+    """Rows to train on, to choose by and to report on.
+
+    Args:
+        train: The training rows; dev and test rows are held out of them where they have none of their own.
+        dev: Development rows.
+        test: Test rows.
+        train_rows: Draw so many of the training rows; None: all that are left.
+        dev_rows: Hold out so many rows, or such a share of them, where ``dev`` is None.
+        test_rows: Hold out so many rows where ``test`` is None; None: no test rows.
+        keep_labels: Leave out rows with any other label.
+    """
+
+    train: Rows
+    dev: Rows | None = None
+    test: Rows | None = None
+    train_rows: int | None = None
+    dev_rows: int | float = 0.1
+    test_rows: int | None = None
+    keep_labels: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class TextData:
+    """A data set, ready for batches.
+
+    Args:
+        tokenizer: Cuts and numbers the words.
+        labels: What the labels mean.
+        splits: ``train``, ``dev`` and perhaps ``test``.
+        notes: What there is to say about the rows: which were held out, left out or cut.
+        fingerprint: Changes when the content of any file, or how it is read, does.
+    """
+
+    tokenizer: TextTokenizer
+    labels: Labels
+    splits: Mapping[str, Examples]
+    notes: tuple[str, ...]
+    fingerprint: str
+
+
+def prepare_texts(
+    splits: RowSplits, *, shape: str, rating: bool, config: DataConfig, cache: Path, progress: Progress = no_progress
+) -> TextData:
+    """Encode a data set, or map what an earlier call left in ``cache``.
+
+    Args:
+        splits: Where the rows come from.
+        shape: A key of `CUTS`.
+        rating: Whether labels are numbers to be predicted rather than classes.
+        config: How texts are cut.
+        cache: Folder for encoded data, shared by all runs.
+        progress: Called with a stage's name, rows done, and how many there are, if known.
+    """
+    sources = [rows for rows in (splits.train, splits.dev, splits.test) if rows is not None]
+    counts = (splits.train_rows, splits.dev_rows, splits.test_rows, splits.keep_labels)
+    key = fingerprint([rows.identity for rows in sources], counts, shape, rating, settings_key(config))
+
+    def build(folder: Path) -> None:
+        _build(folder, splits, shape=shape, rating=rating, config=config, progress=progress)
+
+    folder, notes = cached(cache / key, build, _check_texts)
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    return TextData(
+        tokenizer=load_tokenizer(folder / "tokenizer.json"),
+        labels=Labels(None if about["classes"] is None else tuple(about["classes"])),
+        splits={name: Examples.open(folder / f"{name}.arrow") for name in about["splits"]},
+        notes=(*notes, *about["notes"]),
+        fingerprint=key,
+    )
+
+
+def encode_texts(
+    rows: Rows,
+    *,
+    shape: str,
+    tokenizer: TextTokenizer,
+    labels: Labels | None,
+    config: DataConfig,
+    folder: Path,
+    progress: Progress = no_progress,
+) -> tuple[Examples, list[str]]:
+    """Encode rows with a tokenizer and labels that are already there; what there is to say about them."""
+    bad_rows = BadRows(skip=config.bad_rows == "skip")
+    path = folder / "rows.arrow"
+    encode_rows(
+        _watched(rows.read(bad_rows), "encoding", None, progress),
+        path,
+        source=rows.name,
+        shape=shape,
+        tokenizer=tokenizer,
+        labels=labels,
+        config=config,
+        bad_rows=bad_rows,
+    )
+    if not path.exists() or not len(examples := Examples.open(path)):
+        raise InputError(f"{rows.name}: no row can be used ({'; '.join(bad_rows.lines())})")
+    return examples, bad_rows.lines()
+
+
+def _build(
+    folder: Path, splits: RowSplits, *, shape: str, rating: bool, config: DataConfig, progress: Progress
+) -> None:
+    bad_rows = BadRows(skip=config.bad_rows == "skip")
+    notes: list[str] = []
+    parsed = {
+        name: _parse(rows, folder / f"{name}.rows", splits.keep_labels, config, bad_rows, progress)
+        for name, rows in (("train", splits.train), ("dev", splits.dev), ("test", splits.test))
+        if rows is not None
+    }
+    labels, codes = _find_labels(parsed["train"], splits.train.name, rating, config)
+    members = _split(codes, splits, config, notes)
+    total = int((members == 0).sum())
+
+    tokenizer: TextTokenizer
+    if config.tokenizer == "words":
+        texts = (
+            batch[name]
+            for batch in _watched(_members(parsed["train"], members, 0), "counting words", total, progress)
+            for name in ("text", "text_pair")
+            if name in batch.schema.names
+        )
+        counts = count_words(texts)
+        tokenizer = WordTokenizer.from_counts(counts, limit=config.vocabulary, min_count=config.min_count)
+    else:
+        tokenizer = load_tokenizer(Path(config.tokenizer))
+    tokenizer.save(folder / "tokenizer.json")
+
+    names = ["train", "dev", "test"] if "test" in parsed or (members == 2).any() else ["train", "dev"]
+    for number, name in enumerate(names):
+        own = name in parsed
+        rows = _batches(parsed[name]) if own and number else _members(parsed["train"], members, number)
+        encode_rows(
+            _watched(rows, f"encoding {name}", None if own and number else int((members == number).sum()), progress),
+            folder / f"{name}.arrow",
+            source=getattr(splits, name).name if own else splits.train.name,
+            shape=shape,
+            tokenizer=tokenizer,
+            labels=labels,
+            config=config,
+            bad_rows=bad_rows,
+        )
+        if not (folder / f"{name}.arrow").exists():
+            raise InputError(f"{getattr(splits, name).name}: no row can be used ({'; '.join(bad_rows.lines())})")
+    for path in parsed.values():
+        path.unlink()
+    about = {"classes": labels.classes, "splits": names, "notes": notes + bad_rows.lines()}
+    write_text(folder / "about.json", json.dumps(about, ensure_ascii=False))
+
+
+def _parse(
+    rows: Rows, path: Path, keep: tuple[str, ...] | None, config: DataConfig, bad_rows: BadRows, progress: Progress
+) -> Path:
+    """Read the rows once, into a file that can be mapped: what follows looks at them two or three times."""
+    writer = None
+    try:
+        for batch in _watched(rows.read(bad_rows), f"reading {Path(rows.name).name}", None, progress):
+            if keep is not None:
+                kept = pc.is_in(batch["label"], value_set=pa.array(keep, batch["label"].type))
+                left_out = batch.num_rows - pc.sum(kept).as_py()
+                if left_out:
+                    first = batch["row"].filter(pc.invert(kept))[0].as_py()
+                    bad_rows.count("label not asked for", f"{rows.name}, row {first}", left_out)
+                    batch = batch.filter(kept)
+            writer = writer or pa.ipc.new_file(str(path), batch.schema)
+            writer.write_batch(batch)
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is None or not sum(batch.num_rows for batch in _batches(path)):
+        raise InputError(f"{rows.name}: no row can be used ({'; '.join(bad_rows.lines())})")
+    return path
+
+
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_file(source)
+        for number in range(reader.num_record_batches):
+            yield reader.get_batch(number)
+
+
+def _members(path: Path, members: npt.NDArray[np.int8], wanted: int) -> Iterator[pa.RecordBatch]:
+    """The rows that belong to one split."""
+    start = 0
+    for batch in _batches(path):
+        mine = members[start : start + batch.num_rows] == wanted
+        start += batch.num_rows
+        if mine.any():
+            yield batch if mine.all() else batch.filter(pa.array(mine))
+
+
+def _find_labels(path: Path, name: str, rating: bool, config: DataConfig) -> tuple[Labels, npt.NDArray[np.int32]]:
+    """The classes of the training rows, and the class of each."""
+    if rating:
+        return Labels(None), np.zeros(sum(batch.num_rows for batch in _batches(path)), np.int32)
+    counts: Counter[str] = Counter()
+    for batch in _batches(path):
+        values, numbers = pc.value_counts(batch["label"]).flatten()
+        counts.update(dict(zip(values.to_pylist(), numbers.to_pylist(), strict=True)))
+    classes = tuple(sorted(counts, key=_label_order))
+    if len(classes) < 2:
+        raise InputError(
+            f"{name}, column {config.label_column!r}: every row has the label {classes[0]!r}, "
+            "expected at least two classes"
+        )
+    labels = Labels(classes)
+    codes = np.concatenate([labels.encode(batch["label"])[0] for batch in _batches(path)])
+    for rare in classes:
+        if counts[rare] < config.min_examples_per_class:
+            place = int(np.flatnonzero(codes == classes.index(rare))[0])
+            row = _row_at(path, place)
+            raise InputError(
+                f"{name}, row {row}, column {config.label_column!r}: {counts[rare]} example of the class {rare!r}, "
+                f"expected at least {config.min_examples_per_class}: a typing mistake? "
+                f"(--set data.min_examples_per_class={counts[rare]} allows it)"
+            )
+    return labels, codes
+
+
+def _label_order(label: str) -> tuple[int, float, str]:
+    try:
+        return 0, float(label), label
+    except ValueError:
+        return 1, 0.0, label
+
+
+def _row_at(path: Path, place: int) -> int:
+    for batch in _batches(path):
+        if place < batch.num_rows:
+            return int(batch["row"][place].as_py())
+        place -= batch.num_rows
+    raise IndexError(place)
+
+
+def _split(
+    codes: npt.NDArray[np.int32], splits: RowSplits, config: DataConfig, notes: list[str]
+) -> npt.NDArray[np.int8]:
+    """0, 1, 2 for each row of the training file: train, dev, test; −1 for a row that is not drawn."""
+    count = len(codes)
+    shuffled = np.random.default_rng(config.split_seed).permutation(count)
+    # One example of each class stays in training, whatever is held out.
+    _, first = np.unique(codes[shuffled], return_index=True)
+    order = np.concatenate((shuffled[first], np.delete(shuffled, first)))
+    dev = splits.dev_rows if isinstance(splits.dev_rows, int) else max(round(splits.dev_rows * count), 1)
+    held = {1: 0 if splits.dev is not None else dev, 2: 0 if splits.test is not None else splits.test_rows or 0}
+    train = count - held[1] - held[2] if splits.train_rows is None else splits.train_rows
+    if train < len(first) or train + held[1] + held[2] > count:
+        wanted = max(train, len(first)) + held[1] + held[2]
+        raise InputError(
+            f"{splits.train.name}: {count:,} rows, expected at least {wanted:,}: "
+            f"{held[1]:,} are held out for development, {held[2]:,} for the test, and one of each class must remain"
+        )
+    members = np.full(count, -1, np.int8)
+    end = count
+    for number in (2, 1):
+        members[order[end - held[number] : end]] = number
+        end -= held[number]
+    members[order[:train]] = 0
+    for number, purpose in ((1, "for development"), (2, "for the test")):
+        if held[number]:
+            notes.append(f"held out {held[number]:,} of {count:,} rows {purpose}, seed {config.split_seed}")
+    if train + held[1] + held[2] < count:
+        notes.append(f"drew {train:,} of {count:,} rows for training, seed {config.split_seed}")
+    return members
+
+
+def _watched(
+    batches: Iterator[pa.RecordBatch], stage: str, total: int | None, progress: Progress
+) -> Iterator[pa.RecordBatch]:
+    done = 0
+    progress(stage, 0, total)
+    for batch in batches:
+        yield batch
+        done += batch.num_rows
+        progress(stage, done, total)
+
+
+def cached(folder: Path, build: Callable[[Path], None], check: Callable[[Path], None]) -> tuple[Path, list[str]]:
+    """``folder``, filled by ``build`` unless an earlier call did; what there is to say about it.
+
+    It is built under another name and renamed, so that it is whole or not there. One that ``check`` cannot read is
+    built anew.
+    """
+    notes: list[str] = []
+    if folder.exists():
+        try:
+            check(folder)
+        except (OSError, ValueError, KeyError) as error:
+            notes.append(f"{folder}: the cache is damaged ({error}) and was made anew")
+            shutil.rmtree(folder)
+        else:
+            return folder, notes
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        build(temporary)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not folder.exists():  # otherwise another process was faster, and its folder is as good
+                raise
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder, notes
+
+
+def _check_texts(folder: Path) -> None:
+    about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+    load_tokenizer(folder / "tokenizer.json")
+    for name in about["splits"]:
+        Examples.open(folder / f"{name}.arrow")
+
+
+def fingerprint(*parts: object) -> str:
+    """A name for content: the start of a SHA-256."""
+    return hashlib.sha256(json.dumps([FORMAT, *parts], sort_keys=True, default=str).encode()).hexdigest()[:32]
+
+
+def hash_file(path: Path, progress: Progress = no_progress) -> str:
+    """SHA-256 of a file's content."""
+    digest = hashlib.sha256()
+    try:
+        total = path.stat().st_size
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+                progress(f"hashing {path.name}", file.tell(), total)
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a folder, expected a file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+
+
+def settings_key(config: DataConfig) -> dict[str, Any]:
+    """What of ``config`` decides how the encoded data look."""
+    fields = asdict(config)
+    fields.pop("vectors")
+    if config.tokenizer != "words":
+        fields["tokenizer"] = hash_file(Path(config.tokenizer))
+    return fields

@@ -1,0 +1,1 @@
+"""One file per task shape, built from the parts in `datransformer.nn`."""

@@ -1,0 +1,72 @@
+"""What a model is made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from datransformer.nn.encoder import Encoder
+from datransformer.nn.mixers import MIXERS
+from datransformer.nn.pooling import POOLINGS
+from datransformer.ops.checks import check_choice, check_dropout, check_positive_int
+
+PAIR_FORMS = ("joint", "siamese")
+HEADS = ("class", "rating")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The parts of a model. The defaults are the paper's, where it names them.
+
+    Args:
+        attention: A key of `MIXERS`.
+        attention_options: Further arguments of the mixer, for example ``{"mapping": "clip"}``.
+        layers: Encoder layers at each level.
+        heads: Attention heads.
+        head_dim: Width of a head.
+        embed_dim: Width of the word vectors and of the encoder. Vectors read from a file bring their own.
+        feedforward_dim: Inner width of the feed-forward network, four times embed_dim if None.
+        dropout: On word vectors, on the output of each sub-layer and inside the feed-forward network.
+        attention_dropout: On attention weights.
+        pooling: A key of `POOLINGS`.
+        pair: How two texts enter: ``joint``, one sequence with a separator, or ``siamese``, [u; v; |u−v|; u·v].
+        head: What comes out: ``class``, or ``rating``, a number.
+    """
+
+    attention: str = "distance_aware"
+    attention_options: Mapping[str, Any] = field(default_factory=dict)
+    layers: int = 1
+    heads: int = 16
+    head_dim: int = 16
+    embed_dim: int = 300
+    feedforward_dim: int | None = None
+    dropout: float = 0.2
+    attention_dropout: float = 0.0
+    pooling: str = "additive"
+    pair: str = "joint"
+    head: str = "class"
+
+    def __post_init__(self) -> None:
+        check_choice("attention", self.attention, MIXERS)
+        check_choice("pooling", self.pooling, POOLINGS)
+        check_choice("pair", self.pair, PAIR_FORMS)
+        check_choice("head", self.head, HEADS)
+        for name in ("layers", "heads", "head_dim", "embed_dim"):
+            check_positive_int(name, getattr(self, name))
+        if self.feedforward_dim is not None:
+            check_positive_int("feedforward_dim", self.feedforward_dim)
+        check_dropout("dropout", self.dropout)
+        check_dropout("attention_dropout", self.attention_dropout)
+
+    def encoder(self) -> Encoder:
+        """Build one level's encoder."""
+        return Encoder(
+            self.embed_dim,
+            self.heads,
+            self.head_dim,
+            num_layers=self.layers,
+            mixer=self.attention,
+            feedforward_dim=self.feedforward_dim,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+            mixer_options=self.attention_options,
+        )

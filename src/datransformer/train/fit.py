@@ -1,0 +1,304 @@
+"""A run from its settings to its result: data, model, training, test, all left in one directory."""
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from datransformer.data.config import DataConfig
+from datransformer.data.datasets import DATASETS, Source, Splits
+from datransformer.data.encode import Labels
+from datransformer.data.errors import BadRows, InputError
+from datransformer.data.news import NewsData, prepare_news
+from datransformer.data.prepare import (
+    Progress,
+    RowSplits,
+    TextData,
+    file_rows,
+    no_progress,
+    prepare_texts,
+    probe_rows,
+)
+from datransformer.data.probe import Probe
+from datransformer.data.readers import Columns
+from datransformer.data.store import Ragged
+from datransformer.data.tokenizer import SPECIAL
+from datransformer.data.vectors import read_vectors
+from datransformer.models.build import build_model
+from datransformer.models.config import ModelConfig
+from datransformer.ops.mapping import MAPPINGS
+from datransformer.train.config import RunConfig, to_dict
+from datransformer.train.launch import launch, worker_of
+from datransformer.train.loop import train
+from datransformer.train.progress import Reporter
+from datransformer.train.run import (
+    CONFIG,
+    finish_folder,
+    learned_distances,
+    load_config,
+    read_fingerprint,
+    start_folder,
+    versions,
+)
+from datransformer.train.tasks import RecommendTask, Task, TextTask
+
+Data = TextData | NewsData
+
+
+def fit(
+    config: RunConfig,
+    folder: Path,
+    *,
+    cache: Path,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    load: Callable[[RunConfig, Path, Progress], Data] | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Train as ``config`` says and leave the run in ``folder``; the content of its ``result.json``.
+
+    Args:
+        config: All settings.
+        folder: The run directory.
+        cache: Folder for encoded data, shared by all runs.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        reporter: Gets told; None: nobody.
+        resume: Go on with the run that ``folder`` holds.
+        overwrite: Replace the run that ``folder`` holds.
+        load: Brings the data; None: from the files that ``config`` names.
+        on_step: Called with the number of each step that is done.
+    """
+    began = time.time()
+    reporter = reporter or Reporter(enabled=False)
+    _check_folder(folder, config, resume, overwrite)
+    fabric = launch(device, config.train.precision, unused_parameters=_has_idle_parameters(config.model))
+    reporter.enabled = reporter.enabled and fabric.is_global_zero
+    with reporter.live(), fabric.rank_zero_first(local=True):
+        data = (load or load_data)(config, cache, reporter.stage)
+    for note in data.notes:
+        reporter.say(note)
+    if resume and (folder / CONFIG).exists():
+        before = read_fingerprint(folder)
+        if before != data.fingerprint:
+            raise InputError(f"{folder}: the data are not those that the run began with, expected the same files")
+
+    torch.manual_seed(config.train.seed)
+    classes = 0
+    vectors = None
+    if config.data.vectors is not None:
+        with reporter.live():
+            vectors, note = _read_vectors(config.data, data, reporter.stage)
+        reporter.say(note)
+        config = replace(config, model=replace(config.model, embed_dim=vectors.shape[1]))
+    labels = data.labels if isinstance(data, TextData) else Labels(None)
+    classes = len(labels.classes or ())
+    model = build_model(config.task, data.tokenizer.size, classes, config.model)
+    if vectors is not None:
+        _place_vectors(model, vectors)
+    task = build_task(data, config)
+    task.start(model)
+    if fabric.is_global_zero and not (resume and (folder / CONFIG).exists()):
+        if overwrite:
+            shutil.rmtree(folder, ignore_errors=True)
+        start_folder(folder, config, data.tokenizer, labels, data.fingerprint)
+    fabric.barrier()
+    reporter.say(_describe(config, data, model, fabric))
+
+    outcome = train(task, model, config.train, folder, fabric, reporter=reporter, resume=resume, on_step=on_step)
+    metrics = {"dev": outcome.dev}
+    if "test" in data.splits:
+        with reporter.live():
+            metrics["test"] = task.evaluate(model, "test", worker_of(fabric), reporter.stage)
+    state = outcome.state
+    result = {
+        "metrics": metrics,
+        "best_step": state.best_step,
+        "steps": state.step,
+        "epochs": state.epoch,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "distances": learned_distances(model),
+        "examples": {name: len(split) for name, split in data.splits.items()},
+        "notes": list(data.notes),
+        "data_fingerprint": data.fingerprint,
+        "training_seconds": round(state.seconds, 3),
+        "wall_seconds": round(time.time() - began, 3),
+        "tokens_per_second": round(state.tokens / max(state.seconds, 1e-9), 1),
+        "waiting_share": round(state.waited / max(state.seconds, 1e-9), 5),
+        "device": _device_name(fabric),
+        "processes": fabric.world_size,
+        "versions": versions(),
+    }
+    if fabric.is_global_zero:
+        finish_folder(folder, result)
+    fabric.barrier()
+    return result
+
+
+def load_data(config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
+    """Read and encode the files that ``config`` names."""
+    splits = find_splits(config)
+    if isinstance(splits, Splits) and config.task == "recommend":
+        folders = [source.path if source else None for source in (splits.train[0], splits.dev, splits.test)]
+        train_folder, dev, test = folders
+        assert train_folder is not None
+        return prepare_news(train_folder, dev, test, config=config.data, cache=cache, progress=progress)
+    if isinstance(splits, Splits):
+        train_rows, dev_rows, test_rows = (
+            None if source is None else file_rows(source, progress)
+            for source in (splits.train[0], splits.dev, splits.test)
+        )
+        assert train_rows is not None
+        splits = RowSplits(
+            train_rows,
+            dev_rows,
+            test_rows,
+            train_rows=splits.train_rows,
+            dev_rows=config.data.dev_share if splits.dev_rows is None else splits.dev_rows,
+            test_rows=splits.test_rows,
+            keep_labels=splits.keep_labels,
+        )
+    return prepare_texts(
+        splits, shape=config.shape, rating=config.rating, config=config.data, cache=cache, progress=progress
+    )
+
+
+def find_splits(config: RunConfig) -> Splits | RowSplits:
+    """Which files, or which generated rows, make up train, dev and test."""
+    files, data = config.files, config.data
+    if files.dataset == "probe":
+        if config.task != "sentence":
+            raise InputError(f"task: got {config.task!r}, but the probe is made of sentences; expected 'sentence'")
+        parts = [Probe(rows=rows, seed=seed) for seed, rows in enumerate((PROBE_ROWS, PROBE_ROWS // 10))]
+        train_rows, dev_rows = map(probe_rows, parts)
+        return RowSplits(train_rows, dev_rows)
+    if files.dataset is not None:
+        if files.dataset not in DATASETS:
+            known = ", ".join(["probe", *DATASETS])
+            raise InputError(f"--dataset: got {files.dataset!r}, expected one of: {known}")
+        found = DATASETS[files.dataset].find(Path(files.data_dir or "."))
+        if found.task != config.task:
+            raise InputError(f"task: got {config.task!r}, but {files.dataset} is for the task {found.task!r}")
+        return found
+    if not files.train:
+        raise InputError("--train: got nothing, expected a file to train on, or --dataset")
+    columns = columns_of(data, config.task)
+    sources = [Source(Path(path), columns, data.format) for path in files.train]
+    if len(sources) > 1:
+        raise InputError(f"--train: got {len(sources)} files, expected one")
+    dev, test = (None if path is None else Source(Path(path), columns, data.format) for path in (files.dev, files.test))
+    return Splits(config.task, (sources[0],), dev, test)
+
+
+PROBE_ROWS = 40_000
+
+
+def columns_of(data: DataConfig, task: str, *, labelled: bool = True) -> Columns:
+    """The columns that a task reads."""
+    if task == "pair" and data.text_pair_column is None and data.format in ("auto", "csv", "tsv", "jsonl", "parquet"):
+        raise InputError("--text-pair-column: got nothing, expected the column of the second text: the task is 'pair'")
+    pair = data.text_pair_column if task == "pair" else None
+    return Columns(data.text_columns, pair, data.label_column if labelled else None)
+
+
+def build_task(data: Data, config: RunConfig) -> Task:
+    """The task of a run with its data."""
+    return RecommendTask(data, config) if isinstance(data, NewsData) else TextTask(data, config)
+
+
+def _check_folder(folder: Path, config: RunConfig, resume: bool, overwrite: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file, expected a folder for the run")
+    if (folder / CONFIG).exists():
+        if not (resume or overwrite):
+            raise InputError(
+                f"{folder}: holds a run already; --resume goes on with it, --overwrite replaces it, "
+                "or choose another --out"
+            )
+        if resume:
+            before, now = to_dict(load_config(folder)), to_dict(config)
+            before["model"]["embed_dim"] = now["model"]["embed_dim"]  # vectors bring their own
+            changed = _differences(before, now)
+            if changed:
+                raise InputError(f"{folder}: --resume with another {changed[0]}, expected the settings of the run")
+    elif folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder}: holds files that are not a run, expected an empty or new folder")
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    changed = []
+    for key in now:
+        if isinstance(now[key], dict) and isinstance(before.get(key), dict):
+            changed += _differences(before[key], now[key], f"{prefix}{key}.")
+        elif now[key] != before.get(key):
+            changed.append(f"{prefix}{key} ({now[key]!r}, was {before.get(key)!r})")
+    return changed
+
+
+def _has_idle_parameters(config: ModelConfig) -> bool:
+    """Whether the chosen mapping leaves v unused, in which case v gets no gradient."""
+    if config.attention != "distance_aware":
+        return False
+    shift = torch.zeros(1, requires_grad=True)
+    mapping = config.attention_options.get("mapping", "learnable_sigmoid")
+    return mapping in MAPPINGS and not MAPPINGS[mapping](torch.zeros(1), shift).requires_grad
+
+
+def _read_vectors(config: DataConfig, data: Data, progress: Progress) -> tuple[Tensor, str]:
+    """A row for every token id, random where the file has none, and how much of the text it covers."""
+    assert config.vectors is not None
+    path = Path(config.vectors)
+    bad_rows = BadRows(skip=config.bad_rows == "skip")
+    words = data.tokenizer.words[len(SPECIAL) :]
+    found = read_vectors(
+        path, words, bad_rows, progress=lambda done, total: progress(f"reading {path.name}", done, total)
+    )
+    spread = float(found.rows[found.found].std()) if int(found.found.sum()) > 1 else 1.0
+    rows = torch.randn(data.tokenizer.size, found.rows.shape[1]) * spread
+    rows[len(SPECIAL) :][found.found] = found.rows[found.found]
+    known = np.concatenate(([False] * len(SPECIAL), found.found.numpy()))
+    counts = _count_tokens(data)
+    share = counts[known].sum() / max(counts[len(SPECIAL) - 2 :].sum(), 1)
+    note = (
+        f"{path.name}: {found.rows.shape[1]}-d vectors for {int(found.found.sum()):,} of {len(words):,} words, "
+        f"{share:.1%} of the training tokens"
+    )
+    return rows, "; ".join([note, *bad_rows.lines()])
+
+
+def _count_tokens(data: Data) -> np.ndarray[Any, np.dtype[np.int64]]:
+    tokens: Ragged = data.splits["train"].tokens if isinstance(data, TextData) else data.splits["train"].titles
+    counts = np.zeros(data.tokenizer.size, np.int64)
+    for start in range(0, len(tokens.values), 1 << 20):
+        counts += np.bincount(tokens.values[start : start + (1 << 20)], minlength=len(counts))
+    return counts
+
+
+def _place_vectors(model: nn.Module, vectors: Tensor) -> None:
+    weight = model.get_parameter("text.embedding.weight")
+    with torch.no_grad():
+        weight.copy_(vectors)
+        weight[0].zero_()  # padding
+
+
+def _describe(config: RunConfig, data: Data, model: nn.Module, fabric: Fabric) -> str:
+    rows = ", ".join(f"{name} {len(split):,}" for name, split in data.splits.items())
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{config.task}, {config.model.attention}: {rows}; {data.tokenizer.size:,} token ids, {size:,} parameters, "
+        f"on {_device_name(fabric)}" + (f" × {fabric.world_size}" if fabric.world_size > 1 else "")
+    )
+
+
+def _device_name(fabric: Fabric) -> str:
+    if fabric.device.type == "cuda":
+        return torch.cuda.get_device_name(fabric.device)
+    return fabric.device.type

@@ -1,0 +1,401 @@
+"""The training loop, the only one: from batches to weights, and from a killed process back to where it was."""
+
+import contextlib
+import hashlib
+import json
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+
+from datransformer.data.batches import Batch, plan_batches
+from datransformer.data.errors import InputError
+from datransformer.data.store import write_text
+from datransformer.train.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_tensors
+from datransformer.train.config import TrainConfig
+from datransformer.train.launch import worker_of
+from datransformer.train.progress import Reporter
+from datransformer.train.run import CHECKPOINTS, METRICS, WEIGHTS
+from datransformer.train.tasks import LOWER_IS_BETTER, Task
+
+Plan = list[npt.NDArray[np.int64]]
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on. The message says at which step, in which batch and layer."""
+
+
+class Interrupted(Exception):  # noqa: N818, it is no error
+    """Someone asked the run to stop, and it did, after writing a checkpoint."""
+
+
+@dataclass
+class State:
+    """Where a run is.
+
+    With the weights and the optimiser's moments this is all there is to know: order, dropout and negatives are
+    functions of seed, epoch and step.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    group: int = 0  # optimiser steps done in this epoch
+    best: float | None = None
+    best_step: int = 0
+    stale: int = 0  # evaluations since the best
+    seconds: float = 0.0
+    waited: float = 0.0
+    tokens: int = 0
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How training ended.
+
+    Args:
+        state: Where it was.
+        dev: The dev metrics of the best weights, which are in ``model.safetensors``.
+    """
+
+    state: State
+    dev: dict[str, float]
+
+
+def train(
+    task: Task,
+    model: nn.Module,
+    config: TrainConfig,
+    folder: Path,
+    fabric: Fabric,
+    *,
+    reporter: Reporter,
+    resume: bool = False,
+    on_step: Callable[[int], None] | None = None,
+) -> Outcome:
+    """Train ``model`` in place; the best weights by the dev metric end up in it and in ``folder``.
+
+    Args:
+        task: Batches, loss and metrics.
+        model: The model, on any device.
+        config: How to train.
+        folder: The run directory.
+        fabric: A launched Fabric.
+        reporter: Gets told.
+        resume: Go on from the newest checkpoint in ``folder``.
+        on_step: Called with the number of each step that is done.
+    """
+    loop = Loop(task, model, config, folder, fabric, reporter)
+    loop.restore(resume)
+    with reporter.live(), stop_signals() as asked:
+        loop.run(asked, on_step)
+    return loop.finish()
+
+
+class Loop:
+    """The parts of one training run."""
+
+    def __init__(
+        self, task: Task, model: nn.Module, config: TrainConfig, folder: Path, fabric: Fabric, reporter: Reporter
+    ) -> None:
+        self.task, self.raw, self.config, self.folder = task, model, config, folder
+        self.fabric, self.reporter = fabric, reporter
+        self.metric = config.metric or task.metric
+        self.sign = -1 if self.metric in LOWER_IS_BETTER else 1
+        optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
+        compiled: Any = torch.compile(model, dynamic=True) if config.compile else model
+        self.model, self.optimizer = fabric.setup(compiled, optimizer)
+        self.worker = worker_of(fabric)
+        self.state = State()
+        self.per_epoch = max(len(self._groups(0)), 1)
+        self.total = self.per_epoch * config.epochs
+        if config.steps is not None:
+            self.total = min(self.total, config.steps)
+        self.dev: dict[str, float] = {}
+        self._lines: list[dict[str, Any]] = []
+        self._losses: list[float] = []
+        self._board = self._open_board()
+
+    def restore(self, resume: bool) -> None:
+        """Start afresh, or where the newest checkpoint was."""
+        if not resume:
+            return
+        saved, notes = load_checkpoint(self.folder / CHECKPOINTS, self.raw, self.optimizer.optimizer)
+        for note in notes:
+            self.reporter.say(note)
+        if saved is None:
+            self.reporter.say("no checkpoint yet: starting at step 0")
+        else:
+            self.dev = saved.pop("dev")
+            self._losses = saved.pop("losses")
+            self.state = State(**saved)
+            self.reporter.say(f"going on from step {self.state.step:,}, epoch {self.state.epoch + 1}")
+        self._rewind_metrics()
+
+    def run(self, asked: Callable[[], bool], on_step: Callable[[int], None] | None) -> None:
+        """Train until the last step, or until the dev metric no longer grows."""
+        state, config = self.state, self.config
+        while not state.done:
+            groups = self._groups(state.epoch)
+            for group in groups[state.group :]:
+                self._step(group)
+                state.step += 1
+                state.group += 1
+                last = state.group == len(groups)
+                end = state.step >= self.total if config.steps is not None else last and self._last_epoch()
+                if end or (last if config.evaluate_every is None else state.step % config.evaluate_every == 0):
+                    self._evaluate()
+                state.done |= end
+                if last:
+                    state.epoch, state.group = state.epoch + 1, 0
+                stopping = asked()
+                if last or state.done or stopping or state.step % config.checkpoint_every == 0:
+                    self._save()
+                if on_step is not None:
+                    on_step(state.step)
+                if stopping and not state.done:
+                    raise Interrupted(f"stopped after step {state.step:,}; --resume goes on from there")
+                if last or state.done:
+                    break
+
+    def finish(self) -> Outcome:
+        """Put the best weights into the model."""
+        self.fabric.barrier()
+        load_weights(self.raw, self.folder / WEIGHTS)
+        self.raw.eval()
+        if self._board is not None:
+            self._board.close()
+        return Outcome(self.state, self.dev)
+
+    def _last_epoch(self) -> bool:
+        return self.state.epoch + 1 >= self.config.epochs
+
+    def _groups(self, epoch: int) -> list[Plan]:
+        """The batches of each optimiser step of an epoch, over all processes."""
+        config, world = self.config, self.fabric.world_size
+        plan = plan_batches(
+            self.task.train.sizes,
+            batch_size=config.batch_size * world,
+            max_tokens=config.max_tokens * world,
+            order=(config.seed, epoch),
+        )
+        return [plan[start : start + config.accumulate] for start in range(0, len(plan), config.accumulate)]
+
+    def _step(self, group: Plan) -> None:
+        """One optimiser step."""
+        began = time.perf_counter()
+        state, config, fabric = self.state, self.config, self.fabric
+        self.model.train()
+        for options in self.optimizer.param_groups:
+            options["lr"] = config.lr * self._rate(state.step)
+        torch.manual_seed(_seed(config.seed, state.step, fabric.global_rank))
+        total = sum(len(indices) for indices in group)
+        loss = torch.zeros((), device=fabric.device)
+        for number, indices in enumerate(group):
+            waiting = time.perf_counter()
+            batch, weight = self._batch(indices, number)
+            state.waited += time.perf_counter() - waiting
+            state.tokens += batch.tokens * fabric.world_size
+            with fabric.no_backward_sync(self.model, enabled=number + 1 < len(group)):
+                losses = self.task.losses(self.model(**batch.inputs), batch)
+                share = losses.sum() * (weight / total)
+                # DDP averages over processes; the mean over examples is wanted.
+                fabric.backward(share * fabric.world_size)
+            loss += share.detach()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.raw.parameters() if p.grad is not None])
+        if fabric.world_size > 1:
+            loss = fabric.all_reduce(loss, reduce_op="sum")  # type: ignore[assignment]
+        value, length = torch.stack((loss, norm.to(loss))).tolist()
+        if not (math.isfinite(value) and math.isfinite(length)):
+            raise TrainingError(self._explain(group, value))
+        if config.clip and length > config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.raw.parameters(), config.clip, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        state.seconds += time.perf_counter() - began
+        self._losses.append(value)
+        if (state.step + 1) % config.log_every == 0:
+            self._log()
+
+    def _batch(self, indices: npt.NDArray[np.int64], number: int) -> tuple[Batch, float]:
+        """The share of this process in a batch, on its device, and its weight: 1, or 0 if it has none."""
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        key = (self.config.seed, self.state.epoch, self.state.group, number)
+        if rank < len(indices):
+            batch, weight = self.task.train.batch(indices, key, rank, world), 1.0
+        else:  # an example too few: compute one for nothing, so that all processes go the same way
+            batch, weight = self.task.train.batch(indices[:1], key), 0.0
+        device = self.fabric.device
+        if device.type == "cpu":
+            return batch, weight
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.inputs.items()}
+        targets = None if batch.targets is None else batch.targets.to(device, non_blocking=True)
+        return Batch(moved, targets, batch.rows, batch.tokens), weight
+
+    def _rate(self, step: int) -> float:
+        """The learning rate at a step, as a share of the largest."""
+        if step < self.config.warmup:
+            return (step + 1) / self.config.warmup
+        if self.config.schedule == "constant":
+            return 1.0
+        way = (step - self.config.warmup) / max(self.total - self.config.warmup, 1)
+        return 0.5 * (1 + math.cos(math.pi * min(way, 1.0)))
+
+    def _evaluate(self) -> None:
+        """Measure on dev, and keep the weights if they are the best so far."""
+        self.model.eval()
+        state = self.state
+        metrics = self.task.evaluate(self.raw, "dev", self.worker, self.reporter.stage)
+        if self.metric not in metrics:
+            raise InputError(f"train.metric: got {self.metric!r}, expected one of: {', '.join(metrics)}")
+        value = metrics[self.metric]
+        self._append({"step": state.step, "epoch": state.epoch + 1, "dev": metrics})
+        if state.best is None or self.sign * value > self.sign * state.best:
+            state.best, state.best_step, state.stale = value, state.step, 0
+            self.dev = metrics
+            if self.fabric.is_global_zero:
+                save_tensors(self.folder / WEIGHTS, self.raw.state_dict())
+        else:
+            state.stale += 1
+            if self.config.patience is not None and state.stale >= self.config.patience:
+                state.done = True
+        shown = ", ".join(f"{name} {number:.4f}" for name, number in metrics.items() if name != "impressions")
+        self.reporter.say(f"step {state.step:,}, epoch {state.epoch + 1}: dev {shown}")
+
+    def _log(self) -> None:
+        state = self.state
+        loss = math.fsum(self._losses) / len(self._losses)
+        self._losses.clear()
+        rate = state.tokens / max(state.seconds, 1e-9)
+        line = {
+            "step": state.step + 1,
+            "epoch": state.epoch + 1,
+            "loss": loss,
+            "lr": self.config.lr * self._rate(state.step),
+            "tokens_per_second": round(rate, 1),
+            "seconds": round(state.seconds, 3),
+        }
+        self._append(line)
+        best = "" if state.best is None else f", {self.metric} {state.best:.4f}"
+        self.reporter.step(state.step + 1, self.total, f"loss {loss:.4f}{best}, {rate:,.0f} tokens/s")
+
+    def _append(self, line: dict[str, Any]) -> None:
+        if not self.fabric.is_global_zero:
+            return
+        try:
+            with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.folder / METRICS}: cannot be written ({error.strerror})") from error
+        if self._board is not None:
+            values = {f"dev/{name}": value for name, value in line.get("dev", {}).items()} or {
+                f"train/{name}": line[name] for name in ("loss", "lr", "tokens_per_second")
+            }
+            for name, value in values.items():
+                self._board.add_scalar(name, value, line["step"])
+
+    def _rewind_metrics(self) -> None:
+        """Drop the lines that were written after the checkpoint: they will be written again."""
+        path = self.folder / METRICS
+        if not self.fabric.is_global_zero or not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line may be cut off
+                if json.loads(line)["step"] <= self.state.step:
+                    kept.append(line + "\n")
+        write_text(path, "".join(kept))
+
+    def _save(self) -> None:
+        if self.fabric.is_global_zero:
+            state = {**asdict(self.state), "dev": self.dev, "losses": self._losses}
+            save_checkpoint(self.folder / CHECKPOINTS, self.raw, self.optimizer.optimizer, state)
+        self.fabric.barrier()
+
+    def _explain(self, group: Plan, loss: float) -> str:
+        """Which step, batch and layer first went wrong, and what to do."""
+        names = {parameter: name for name, parameter in self.raw.named_parameters()}
+        broken = next((names[p] for p in names if p.grad is not None and not p.grad.isfinite().all()), None)
+        torch.manual_seed(_seed(self.config.seed, self.state.step, self.fabric.global_rank))
+        layer = None
+        rows: list[int] = []
+        for number, indices in enumerate(group):
+            batch, _ = self._batch(indices, number)
+            layer = layer or first_broken_layer(self.raw, batch.inputs)
+            rows += batch.rows.tolist()
+        what = "loss" if not math.isfinite(loss) else "gradient"
+        where = f"first in the output of {layer!r}" if layer else f"first in the gradient of {broken!r}"
+        shown = ", ".join(str(row) for row in sorted(rows)[:8]) + (", …" if len(rows) > 8 else "")
+        return (
+            f"step {self.state.step + 1}, epoch {self.state.epoch + 1}: the {what} is NaN or Inf, {where}, "
+            f"in the batch of rows {shown}; the last good checkpoint is kept in {self.folder / CHECKPOINTS}. "
+            "A smaller --lr, or train.clip, may help"
+        )
+
+    def _open_board(self) -> Any:
+        if not self.config.tensorboard or not self.fabric.is_global_zero:
+            return None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InputError("train.tensorboard: needs tensorboard: pip install datransformer[tensorboard]") from error
+        return SummaryWriter(str(self.folder / "tensorboard"))
+
+
+def first_broken_layer(model: nn.Module, inputs: dict[str, Tensor]) -> str | None:
+    """The name of the first module whose output holds NaN or Inf where nothing in its input did."""
+    found: list[str] = []
+
+    def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            tensors = output if isinstance(output, tuple) else (output,)
+            bad = any(isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all() for t in tensors)
+            if bad and not any(module.children()):
+                found.append(name)
+
+        return hook
+
+    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules()]
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[0] if found else None
+
+
+def _seed(*parts: int) -> int:
+    """A seed for one step of one process, unlike that of any other."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:7])
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and SIGTERM into a question that the loop asks between steps; a second one stops at once."""
+    received: list[int] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(number, previous[signal.Signals(number)])
+
+    try:
+        previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not in the main thread, where signals do not arrive
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,258 @@
+"""What training and evaluation need to know of a task: its batches, its loss, its answers, its metrics."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from datransformer.data.batches import Batch, BatchSource, TextBatches, plan_batches
+from datransformer.data.encode import Examples
+from datransformer.data.news import ClickBatches, Impressions, NewsData, impression_batches
+from datransformer.data.prepare import Progress, TextData, no_progress
+from datransformer.models.heads import RatingHead
+from datransformer.models.recommender import Recommender
+from datransformer.train.config import RunConfig
+from datransformer.train.metrics import classification_metrics, ranking_metrics, rating_metrics
+
+# Which metrics are better when smaller.
+LOWER_IS_BETTER = {"rmse", "mae"}
+Answers = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Where and with whom a model runs.
+
+    Args:
+        device: Where.
+        autocast: Enters mixed precision.
+        rank: Which process this is.
+        world: Of how many.
+        add: Adds an array up over all processes.
+    """
+
+    device: torch.device
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
+    rank: int = 0
+    world: int = 1
+    add: Callable[[Answers], Answers] = lambda array: array
+
+
+ALONE = Worker(torch.device("cpu"))
+
+
+class Task(Protocol):
+    """A task with its data."""
+
+    metric: str
+    classes: int
+
+    @property
+    def train(self) -> BatchSource:
+        """What to train on."""
+        ...
+
+    @property
+    def splits(self) -> Mapping[str, Examples | Impressions]:
+        """All data by split."""
+        ...
+
+    def start(self, model: nn.Module) -> None:
+        """Set what the model takes from the training data beside its weights."""
+        ...
+
+    def losses(self, answers: Tensor, batch: Batch) -> Tensor:
+        """The loss of each example."""
+        ...
+
+    def evaluate(
+        self, model: nn.Module, split: str, worker: Worker, progress: Progress = no_progress
+    ) -> dict[str, float]:
+        """The metrics on a split."""
+        ...
+
+
+class TextTask:
+    """Texts to classes or ratings.
+
+    Args:
+        data: The texts.
+        config: The task's shape and head, batch sizes.
+    """
+
+    def __init__(self, data: TextData, config: RunConfig) -> None:
+        self.splits: Mapping[str, Examples] = data.splits
+        self.classes = len(data.labels.classes or ())
+        self.metric = "rmse" if config.rating else "accuracy"
+        self.config = config
+        self.train: BatchSource = TextBatches(data.splits["train"], config.shape)
+        self._spread = 1.0
+        labels = data.splits["train"].labels
+        if config.rating and labels is not None:
+            self._spread = max(float(labels.var()), 1e-6)
+
+    def start(self, model: nn.Module) -> None:
+        labels = self.splits["train"].labels
+        head = model.get_submodule("head")
+        if isinstance(head, RatingHead) and labels is not None:
+            head.set_scale(torch.from_numpy(np.array(labels)))
+
+    def losses(self, answers: Tensor, batch: Batch) -> Tensor:
+        assert batch.targets is not None
+        if self.config.rating:
+            return (answers - batch.targets).square() / self._spread
+        smoothing = self.config.train.label_smoothing
+        return F.cross_entropy(answers, batch.targets.long(), reduction="none", label_smoothing=smoothing)
+
+    def evaluate(
+        self, model: nn.Module, split: str, worker: Worker, progress: Progress = no_progress
+    ) -> dict[str, float]:
+        examples = self.splits[split]
+        answers = answer_texts(model, examples, self.config, worker, progress, f"evaluating {split}")
+        assert examples.labels is not None
+        if self.config.rating:
+            return rating_metrics(answers, examples.labels)
+        return classification_metrics(answers.argmax(1), examples.labels, self.classes)
+
+
+class RecommendTask:
+    """Clicks to news scores.
+
+    Args:
+        data: News and impressions.
+        config: Batch sizes, number of negatives.
+    """
+
+    metric = "auc"
+    classes = 0
+
+    def __init__(self, data: NewsData, config: RunConfig) -> None:
+        self.splits: Mapping[str, Impressions] = data.splits
+        self.config = config
+        self.train: BatchSource = ClickBatches(data.splits["train"], config.train.negatives)
+
+    def start(self, model: nn.Module) -> None:
+        """A recommender takes nothing but weights."""
+
+    def losses(self, answers: Tensor, batch: Batch) -> Tensor:
+        assert batch.targets is not None
+        return F.cross_entropy(answers, batch.targets, reduction="none")
+
+    def evaluate(
+        self, model: nn.Module, split: str, worker: Worker, progress: Progress = no_progress
+    ) -> dict[str, float]:
+        impressions = self.splits[split]
+        scores, offsets = score_impressions(model, impressions, self.config, worker, progress, f"evaluating {split}")
+        return rank_scores(impressions, scores, offsets)
+
+
+def rank_scores(impressions: Impressions, scores: Answers, offsets: npt.NDArray[np.int64]) -> dict[str, float]:
+    """The ranking metrics of scores for all members of ``impressions``."""
+    assert impressions.clicked is not None
+    starts, lengths = impressions.candidates.offsets[impressions.members], np.diff(offsets)
+    clicked = np.concatenate(
+        [impressions.clicked[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+    )
+    metrics, counts = ranking_metrics(scores, clicked, offsets)
+    return {**metrics, **counts}
+
+
+def answer_texts(
+    model: nn.Module,
+    examples: Examples,
+    config: RunConfig,
+    worker: Worker = ALONE,
+    progress: Progress = no_progress,
+    stage: str = "predicting",
+) -> Answers:
+    """Probabilities [examples, classes], or ratings [examples], in the order of the examples."""
+    source = TextBatches(examples, config.shape)
+    plan = plan_batches(source.sizes, batch_size=_wide(config), max_tokens=config.train.max_tokens)
+    answers: Answers | None = None
+    done = 0
+    for indices, batch in _mine(plan, source, worker):
+        output = _answer(model, batch, worker).float()
+        if not config.rating:
+            output = output.softmax(-1)
+        if answers is None:
+            answers = np.zeros((len(examples), *output.shape[1:]), np.float32)
+        answers[indices] = output.cpu().numpy()
+        done += len(indices)
+        progress(stage, done * worker.world, len(examples))
+    if answers is None:  # more processes than batches
+        answers = np.zeros((len(examples),) if config.rating else (len(examples), _classes(model)), np.float32)
+    return worker.add(answers)
+
+
+def _wide(config: RunConfig) -> int:
+    return 4 * config.train.batch_size  # no gradients, so there is room
+
+
+def _classes(model: nn.Module) -> int:
+    head = model.get_submodule("head")
+    assert isinstance(head, nn.Linear)
+    return head.out_features
+
+
+def _mine(
+    plan: list[npt.NDArray[np.int64]], source: BatchSource, worker: Worker
+) -> Iterator[tuple[npt.NDArray[np.int64], Batch]]:
+    for indices in plan[worker.rank :: worker.world]:
+        yield indices, source.batch(indices, ())
+
+
+@torch.no_grad()
+def _answer(model: nn.Module, batch: Batch, worker: Worker) -> Tensor:
+    inputs = {name: tensor.to(worker.device) for name, tensor in batch.inputs.items()}
+    with worker.autocast():
+        answers: Tensor = model(**inputs)
+    return answers
+
+
+@torch.no_grad()
+def score_impressions(
+    model: nn.Module,
+    impressions: Impressions,
+    config: RunConfig,
+    worker: Worker = ALONE,
+    progress: Progress = no_progress,
+    stage: str = "predicting",
+) -> tuple[Answers, npt.NDArray[np.int64]]:
+    """A score for every candidate of every member, one impression after the other, and where each starts.
+
+    Every title is encoded once, whatever number of impressions name it.
+    """
+    assert isinstance(model, Recommender)
+    titles = impressions.titles
+    plan = plan_batches(titles.lengths, batch_size=8 * config.train.batch_size, max_tokens=config.train.max_tokens)
+    vectors = np.zeros((len(titles), model.text.embedding.embedding_dim), np.float32)
+    for rows in plan[worker.rank :: worker.world]:
+        tokens = torch.from_numpy(titles.take(rows).padded(0).astype(np.int64)).to(worker.device)
+        with worker.autocast():
+            vectors[rows] = model.text(tokens).float().cpu().numpy()
+        progress(f"{stage}: titles", int(rows.max()), len(titles))
+    news = torch.from_numpy(worker.add(vectors)).to(worker.device)
+
+    lengths = impressions.candidates.lengths[impressions.members]
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    place = np.zeros(len(impressions.names), np.int64)
+    place[impressions.members] = np.arange(len(impressions))
+    scores = np.zeros(offsets[-1], np.float32)
+    done = 0
+    for number, (chosen, history, candidates) in enumerate(impression_batches(impressions, _wide(config))):
+        done += len(chosen)
+        if number % worker.world != worker.rank:
+            continue
+        inputs = (torch.from_numpy(array.astype(np.int64)).to(worker.device) for array in (history, candidates))
+        with worker.autocast():
+            batch = model.score(news, *inputs).float().cpu().numpy()
+        for row, impression in zip(batch, place[chosen], strict=True):
+            scores[offsets[impression] : offsets[impression + 1]] = row[: lengths[impression]]
+        progress(stage, done, len(impressions))
+    return worker.add(scores), offsets
