@@ -7,6 +7,10 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported: its kernels then run on the CPU
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--data-dir", help="folder of the real data sets, for the tests marked slow")
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.set_num_threads(1)  # the tests run in parallel processes

@@ -1,5 +1,7 @@
 """Distance-aware Transformer: attention that knows how far apart two tokens really are."""
 
+from typing import TYPE_CHECKING, Any
+
 from datransformer.nn.adapted import AdaptedAttention
 from datransformer.nn.alibi import AlibiAttention
 from datransformer.nn.distance_aware import DistanceAwareAttention
@@ -22,8 +24,10 @@ from datransformer.nn.xl import TransformerXLAttention
 from datransformer.ops.adjust import ADJUSTMENTS
 from datransformer.ops.attention import BACKENDS, distance_aware_attention
 from datransformer.ops.mapping import MAPPINGS, distance_coefficients
+from datransformer.version import __version__
 
-__version__ = "0.1.0"
+if TYPE_CHECKING:
+    from datransformer.train.classifier import TextClassifier
 
 __all__ = [
     "ADJUSTMENTS",
@@ -48,9 +52,20 @@ __all__ = [
     "SegmentMemory",
     "SinusoidalPositions",
     "T5BiasAttention",
+    "TextClassifier",
     "TransformerXLAttention",
     "VanillaAttention",
+    "__version__",
     "distance_aware_attention",
     "distance_coefficients",
     "sinusoids",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Bring what needs the training libraries only when it is asked for: the attention alone loads fast."""
+    if name == "TextClassifier":
+        from datransformer.train.classifier import TextClassifier
+
+        return TextClassifier
+    raise AttributeError(f"module 'datransformer' has no attribute {name!r}")

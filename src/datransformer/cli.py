@@ -1,0 +1,473 @@
+"""The command line: verbs, thin."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from datransformer.data.errors import InputError
+from datransformer.version import __version__
+
+app = typer.Typer(
+    name="datransformer",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Distance-aware Transformer: attention that knows how far apart two tokens really are.
+
+    Start with [bold]datransformer demo[/bold], or train on your own file:
+
+    [bold]datransformer train --train reviews.csv --out RUN[/bold]
+    [bold]datransformer evaluate RUN --data test.csv[/bold]
+    [bold]datransformer predict RUN --text "what a film"[/bold]
+
+    Several GPUs: [bold]torchrun --nproc_per_node 8 -m datransformer train …[/bold]
+    """,
+)
+data_app = typer.Typer(no_args_is_help=True, help="Get and list the data sets of the paper.")
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Run a command; what the user can mend is one line, not a traceback."""
+    from datransformer.train.loop import Interrupted, TrainingError
+
+    try:
+        app()
+    except (InputError, TrainingError) as error:
+        _fail(str(error), 1)
+    except Interrupted as error:
+        _fail(str(error), 130)
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _fail(message: str, status: int) -> None:
+    Console(stderr=True, soft_wrap=True).print("error: " + " ".join(message.split()), markup=False, highlight=False)
+    sys.exit(status)
+
+
+def _cache_dir() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return Path(base or Path.home() / ".cache") / "datransformer"
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Nothing happens here; the help is the app's."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
+    steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 600,
+    seed: Annotated[int, typer.Option(min=0, help="Seeds data and weights.")] = 0,
+) -> None:
+    """Train distance-aware attention and its rivals on a task that only distance can solve, and write a report.
+
+    Takes less than three minutes on two CPU cores and needs no data.
+    """
+    from datransformer.experiments.demo import run_demo
+    from datransformer.train.progress import Reporter
+
+    reporter = Reporter()
+    rows = run_demo(out, cache=_cache_dir(), reporter=reporter, steps=steps, seed=seed)
+    table = Table(title="Which marker is nearest to the query? Chance is 64 %.")
+    for heading, side in (("attention", "left"), ("at the end", "right"), ("first at 95 %", "right"), ("s", "right")):
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    for row in rows:
+        reached = "never" if row.steps_to_95 is None else f"step {row.steps_to_95}"
+        table.add_row(row.label, f"{row.accuracy:.1%}", reached, f"{row.seconds:.0f}")
+    Console().print(table)
+    typer.echo(f"Report: {(out / 'report.html').resolve()}")
+
+
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set model.layers=2. May be repeated."),
+]
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="The run directory.")],
+    task: Annotated[str | None, typer.Option(help="sentence, pair, document or recommend. \\[sentence]")] = None,
+    train_file: Annotated[
+        Path | None,
+        typer.Option("--train", help="csv, tsv, jsonl or Parquet file; for recommend a folder of MIND files."),
+    ] = None,
+    dev: Annotated[
+        Path | None, typer.Option(help="File to choose by. Without it a seeded tenth of --train is held out.")
+    ] = None,
+    test: Annotated[Path | None, typer.Option(help="File to report on at the end.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="A data set by name instead of files: probe, ag, amazon, sst, snli, snli2, mind.")
+    ] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder that holds the data set.")] = None,
+    file_format: Annotated[str | None, typer.Option("--format", help="Format of the files. \\[by their names]")] = None,
+    text_column: Annotated[
+        list[str] | None, typer.Option(help="Column of the text; several are joined. \\[text]")
+    ] = None,
+    text_pair_column: Annotated[str | None, typer.Option(help="Column of the second text (pair).")] = None,
+    label_column: Annotated[str | None, typer.Option(help="Column of the label or rating. \\[label]")] = None,
+    head: Annotated[str | None, typer.Option(help="class, or rating to predict a number. \\[class]")] = None,
+    pair: Annotated[str | None, typer.Option(help="How a pair enters: joint or siamese. \\[joint]")] = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(help="distance_aware, vanilla, rpr, xl, adapted, rotary, alibi, t5_bias or none."),
+    ] = None,
+    vectors: Annotated[
+        str | None, typer.Option(help="Word vectors (GloVe, word2vec or fastText text, safetensors), or none. \\[none]")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="words, or a tokenizer.json. \\[words]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows. \\[5]")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Examples a batch, in each process. \\[64]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam. \\[0.001]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds weights, order and dropout. \\[0]")] = None,
+    bad_rows: Annotated[
+        str | None, typer.Option(help="stop at a row that cannot be used, or skip and count it. \\[stop]")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings; flags and --set go before it.")] = None,
+    settings: Setting = None,
+    resume: Annotated[bool, typer.Option(help="Go on with the run in --out, from its last checkpoint.")] = False,
+    overwrite: Annotated[bool, typer.Option(help="Replace the run in --out.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    cache_dir: Annotated[Path | None, typer.Option(help="Folder for encoded data. \\[~/.cache/datransformer]")] = None,
+) -> None:
+    """Train a model on labelled texts, pairs, documents or click logs.
+
+    [bold]datransformer train --train a.csv --dev b.csv --test c.csv --vectors glove.6B.300d.txt --out RUN[/bold]
+
+    [bold]datransformer train --task pair --train a.csv --text-column one --text-pair-column two --out RUN[/bold]
+
+    [bold]datransformer train --task document --head rating --train reviews.csv --label-column stars --out RUN[/bold]
+
+    [bold]datransformer train --task recommend --train MINDsmall_train --dev MINDsmall_dev --out RUN[/bold]
+
+    RUN then holds config.yaml, vocab, model.safetensors, metrics.jsonl and result.json. A run that was killed goes on
+    with --resume.
+    """
+    from datransformer.train.config import RunConfig, from_dict, override, read_yaml, to_dict
+    from datransformer.train.fit import fit
+    from datransformer.train.progress import Reporter
+    from datransformer.train.run import CONFIG, RESULT, load_config
+
+    values: dict[str, Any] = {}
+    resuming = resume and (out / CONFIG).exists()
+    if resuming:
+        if (out / RESULT).exists():
+            typer.echo(f"{out}: has ended already; datransformer evaluate {out} --data FILE measures it")
+            return
+        values = to_dict(load_config(out))
+    if config is not None:
+        _merge(values, read_yaml(config))
+    flags: dict[str, Any] = {
+        "task": task,
+        "files.dataset": dataset,
+        "files.data_dir": data_dir and str(data_dir),
+        "files.train": train_file and [str(train_file)],
+        "files.dev": dev and str(dev),
+        "files.test": test and str(test),
+        "data.format": file_format,
+        "data.text_columns": text_column,
+        "data.text_pair_column": text_pair_column,
+        "data.label_column": label_column,
+        "data.vectors": vectors,
+        "data.tokenizer": tokenizer,
+        "data.bad_rows": bad_rows,
+        "model.head": head,
+        "model.pair": pair,
+        "model.attention": attention,
+        "train.epochs": epochs,
+        "train.batch_size": batch_size,
+        "train.lr": lr,
+        "train.seed": seed,
+    }
+    for key, value in flags.items():
+        if value is not None and value != []:
+            _merge(values, _nested(key, None if key == "data.vectors" and value == "none" else value))
+    override(values, settings or [])
+    run_config = from_dict(RunConfig, _task_of_dataset(values), "config" if config is None else str(config))
+    reporter = Reporter()
+    result = fit(
+        run_config,
+        out,
+        cache=cache_dir or _cache_dir(),
+        device=device,
+        reporter=reporter,
+        resume=resume,
+        overwrite=overwrite,
+    )
+    if reporter.enabled:
+        for split, metrics in result["metrics"].items():
+            typer.echo(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+        typer.echo(f"Run: {out}")
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        if isinstance(value, dict) and isinstance(values.get(key), dict):
+            _merge(values[key], value)
+        else:
+            values[key] = value
+
+
+def _task_of_dataset(values: dict[str, Any]) -> dict[str, Any]:
+    """A data set knows its task; without files and data set the built-in probe is the default."""
+    from datransformer.data.datasets import DATASETS
+
+    files = values.get("files") or {}
+    if isinstance(files, dict):
+        name = files.get("dataset")
+        if not files.get("train") and not name:
+            if files.get("dev") or files.get("test"):
+                raise InputError("--train: got nothing, expected a file to train on")
+            typer.echo("no --train: training on the built-in probe", err=True)
+            values["files"] = {**files, "dataset": "probe"}
+        if name in DATASETS:
+            values.setdefault("task", DATASETS[name].task)
+    return values
+
+
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory that train made.", metavar="RUN")]
+DataFile = Annotated[Path | None, typer.Option("--data", help="File to read, - for standard input.")]
+
+
+@app.command()
+def evaluate(
+    run: RunFolder,
+    data: Annotated[Path, typer.Option("--data", help="Labelled file, or for recommend a folder of MIND files.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the metrics.")] = False,
+    text_column: Annotated[list[str] | None, typer.Option(help="If not as in training.")] = None,
+    text_pair_column: Annotated[str | None, typer.Option(help="If not as in training.")] = None,
+    label_column: Annotated[str | None, typer.Option(help="If not as in training.")] = None,
+    file_format: Annotated[str | None, typer.Option("--format", help="Format of the file. \\[by its name]")] = None,
+    bad_rows: Annotated[str | None, typer.Option(help="stop or skip. \\[as in training]")] = None,
+    device: Device = "auto",
+) -> None:
+    """Measure a trained run on a labelled file. Everything is rebuilt from RUN alone."""
+    from datransformer.data.errors import BadRows
+    from datransformer.train.predict import answer_rows, evaluate_impressions, evaluate_rows, rows_of
+
+    with _loaded(run, device) as (trained, worker, reporter):
+        reading = _reading(trained, text_column, text_pair_column, label_column, file_format or "auto", bad_rows)
+        if trained.config.task == "recommend":
+            bad = BadRows(skip=reading.bad_rows == "skip")
+            metrics = evaluate_impressions(trained, data, bad_rows=bad, worker=worker, progress=reporter.stage)
+            notes = bad.lines()
+        else:
+            rows = rows_of(trained, data, reading, labelled=True)
+            answered = answer_rows(trained, rows, labelled=True, data=reading, worker=worker, progress=reporter.stage)
+            metrics, notes = evaluate_rows(trained, answered), answered.notes
+    if worker.rank:
+        return
+    for note in notes:
+        reporter.say(note)
+    if as_json:
+        typer.echo(json.dumps(metrics))
+    else:
+        for name, value in metrics.items():
+            typer.echo(f"{name:>12} {value:.4f}" if isinstance(value, float) else f"{name:>12} {value:,}")
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    text: Annotated[list[str] | None, typer.Option(help="A text; may be repeated.")] = None,
+    text_pair: Annotated[list[str] | None, typer.Option(help="The second text of each pair.")] = None,
+    data: DataFile = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="csv, tsv or jsonl file to write; prediction.txt for recommend. \\[standard output]"),
+    ] = None,
+    text_column: Annotated[list[str] | None, typer.Option(help="If not as in training.")] = None,
+    text_pair_column: Annotated[str | None, typer.Option(help="If not as in training.")] = None,
+    file_format: Annotated[
+        str | None, typer.Option("--format", help="Format of --data. \\[by its name; csv on standard input]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines on standard output instead of csv.")] = False,
+    bad_rows: Annotated[str | None, typer.Option(help="stop or skip. \\[as in training]")] = None,
+    device: Device = "auto",
+) -> None:
+    """Predict texts, or the rows of a file, with the probability of each class.
+
+    Under torchrun the rows are shared out and one ordered output comes out.
+    """
+    from datransformer.data.errors import BadRows
+    from datransformer.train.predict import (
+        OUTPUTS,
+        answer_rows,
+        predict_impressions,
+        prediction_fields,
+        prediction_records,
+        rows_of,
+        rows_of_texts,
+        save_records,
+        write_records,
+    )
+
+    if (data is None) == (not text):
+        raise InputError("expected either --text or --data, - for standard input")
+    if out is not None and data is not None and out.resolve() == data.resolve():
+        raise InputError(f"--out: got {out}, which is --data; expected another file")
+    with _loaded(run, device) as (trained, worker, reporter), tempfile.TemporaryDirectory() as scratch:
+        task = trained.config.task
+        form = file_format or ("csv" if data == Path("-") else "auto")
+        reading = _reading(trained, text_column, text_pair_column, None, form, bad_rows)
+        if task == "recommend":
+            if data is None or out is None:
+                raise InputError("a recommender ranks the impressions of a folder: expected --data DIR --out FILE")
+            bad = BadRows(skip=reading.bad_rows == "skip")
+            count = predict_impressions(
+                trained, data, out, labelled=_labelled(data), bad_rows=bad, worker=worker, progress=reporter.stage
+            )
+            for line in (*bad.lines(), f"{count:,} impressions ranked: {out}"):
+                reporter.say(line)
+            return
+        if out is not None and out.suffix.lower().removeprefix(".") not in OUTPUTS:
+            raise InputError(f"--out: got {out}, expected a name that ends in .csv, .tsv or .jsonl")
+        if data is None:
+            if (task == "pair") != bool(text_pair) or len(text_pair or text or []) != len(text or []):
+                wanted = "one --text-pair for each --text" if task == "pair" else "no --text-pair"
+                raise InputError(f"the run's task is {task!r}: expected {wanted}")
+            rows = rows_of_texts(text or [], text_pair, name="--text")
+        else:
+            rows = rows_of(trained, _spooled(data, Path(scratch)), reading, labelled=False)
+        answered = answer_rows(trained, rows, labelled=False, data=reading, worker=worker, progress=reporter.stage)
+    if worker.rank:
+        return
+    for note in answered.notes:
+        reporter.say(note)
+    fields, records = prediction_fields(trained), prediction_records(trained, answered)
+    if out is None:
+        write_records(sys.stdout, fields, records, "jsonl" if as_json else "csv")
+        sys.stdout.flush()
+    else:
+        save_records(out, fields, records)
+        reporter.say(f"{len(answered.rows):,} rows: {out}")
+
+
+def _labelled(folder: Path) -> bool:
+    """Whether the first impression says what was clicked; MIND's test set does not."""
+    try:
+        with (folder / "behaviors.tsv").open(encoding="utf-8", errors="replace") as file:
+            shown = file.readline().rstrip("\n").split("\t")[-1].split()
+    except OSError:
+        return True
+    return bool(shown) and all(candidate.endswith(("-0", "-1")) for candidate in shown)
+
+
+def _spooled(path: Path, folder: Path) -> Path:
+    """The file itself, or a copy of standard input that can be read more than once."""
+    if path != Path("-"):
+        return path
+    with (folder / "standard input").open("wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+    return folder / "standard input"
+
+
+def _reading(
+    run: Any,
+    text_column: list[str] | None,
+    text_pair_column: str | None,
+    label_column: str | None,
+    file_format: str,
+    bad_rows: str | None,
+) -> Any:
+    from datransformer.train.predict import reading
+
+    try:
+        return reading(
+            run,
+            text_columns=tuple(text_column) if text_column else None,
+            text_pair_column=text_pair_column,
+            label_column=label_column,
+            format=file_format,
+            bad_rows=bad_rows,
+        )
+    except ValueError as error:
+        raise InputError(f"--{str(error).replace('_', '-', 1)}") from error
+
+
+@contextmanager
+def _loaded(folder: Path, device: str) -> Iterator[tuple[Any, Any, Any]]:
+    """A run, where to compute with it, and whom to tell."""
+    from datransformer.train.launch import launch, worker_of
+    from datransformer.train.progress import Reporter
+    from datransformer.train.run import load_run
+
+    trained = load_run(folder)
+    fabric = launch(device, trained.config.train.precision)
+    worker = worker_of(fabric)
+    reporter = Reporter(enabled=fabric.is_global_zero)
+    with reporter.live():
+        yield trained, worker, reporter
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets that train knows by name."""
+    from datransformer.data.datasets import DATASETS
+
+    table = Table(title="--dataset NAME --data-dir FOLDER")
+    for heading in ("name", "task", "what it is", "licence", "files"):
+        table.add_column(heading)
+    table.add_row("probe", "sentence", "generated: the label is a matter of distance alone", "none needed", "none")
+    for entry in DATASETS.values():
+        table.add_row(
+            entry.name, entry.task, f"{entry.description}\n{entry.homepage}", entry.licence, "\n".join(entry.expects)
+        )
+    Console().print(table)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="snli, sst or glove.6B; others say how to get them.")],
+    folder: Annotated[Path, typer.Option("--out", help="Folder to put it in.")] = Path("data"),
+    sha256: Annotated[str | None, typer.Option(help="The digest you expect, if you know a better one.")] = None,
+) -> None:
+    """Download a data set from its publisher, checked by its SHA-256; run again, it resumes."""
+    from datransformer.data.download import DOWNLOADS, fetch
+    from datransformer.train.progress import Reporter
+
+    if name not in DOWNLOADS:
+        raise InputError(f"got {name!r}, expected one of: {', '.join(DOWNLOADS)}")
+    reporter = Reporter()
+    reporter.say(f"{name}: {DOWNLOADS[name].licence}, {DOWNLOADS[name].homepage}")
+    with reporter.live():
+        paths = fetch(DOWNLOADS[name], folder, expected_sha256=sha256, progress=reporter.stage)
+    for path in paths:
+        typer.echo(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""The real data sets, end to end through the command line: ``pytest -m slow --data-dir FOLDER`` (see CONTRIBUTING)."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture
+def data_dir(request: pytest.FixtureRequest) -> Path:
+    folder = request.config.getoption("--data-dir")
+    if folder is None:
+        pytest.skip("needs --data-dir")
+    return Path(folder)
+
+
+def command(*arguments: object) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "datransformer", *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
+    assert done.returncode == 0
+    return done.stdout
+
+
+def train(folder: Path, out: Path, *arguments: object) -> dict[str, Any]:
+    vectors = folder / "glove" / "vectors.f16.npy"
+    command("train", *arguments, "--vectors", vectors, "--out", out, "--cache-dir", out.parent / "cache")
+    result: dict[str, Any] = json.loads((out / "result.json").read_text())
+    assert result["waiting_share"] < 0.05
+    return result
+
+
+def evaluate(out: Path, *arguments: object) -> dict[str, float]:
+    metrics: dict[str, float] = json.loads(command("evaluate", out, *arguments, "--json"))
+    return metrics
+
+
+def test_ag(data_dir: Path, tmp_path: Path) -> None:
+    folder = data_dir / "ag_news"
+    columns = ("--text-column", "title", "--text-column", "description")
+    train(data_dir, tmp_path / "run", "--train", folder / "train_subset.parquet", *columns, "--text-column", "text",
+          "--epochs", 1)  # fmt: skip
+    assert evaluate(tmp_path / "run", "--data", folder / "test.parquet", *columns)["accuracy"] > 0.88
+
+
+def test_sst(data_dir: Path, tmp_path: Path) -> None:
+    folder = data_dir / "sst"
+    result = train(
+        data_dir, tmp_path / "run", "--train", folder / "train.parquet", "--dev", folder / "dev.parquet",
+        "--test", folder / "test.parquet", "--label-column", "label2", "--bad-rows", "skip", "--epochs", 3,
+    )  # fmt: skip
+    assert result["examples"] == {"train": 6920, "dev": 872, "test": 1821}
+    assert result["metrics"]["test"]["accuracy"] > 0.77
+
+
+@pytest.mark.parametrize("form", ["joint", "siamese"])
+def test_snli(data_dir: Path, tmp_path: Path, form: str) -> None:
+    folder = data_dir / "snli"
+    result = train(
+        data_dir, tmp_path / "run", "--task", "pair", "--pair", form, "--train", folder / "train_subset.parquet",
+        "--dev", folder / "dev.parquet", "--test", folder / "test.parquet", "--text-column", "premise",
+        "--text-pair-column", "hypothesis", "--epochs", 1,
+    )  # fmt: skip
+    assert result["metrics"]["test"]["accuracy"] > 0.55
+
+
+@pytest.mark.parametrize(("head", "metric", "bound"), [("class", "accuracy", -0.5), ("rating", "rmse", 1.2)])
+def test_amazon(data_dir: Path, tmp_path: Path, head: str, metric: str, bound: float) -> None:
+    result = train(
+        data_dir, tmp_path / "run", "--task", "document", "--head", head, "--train",
+        data_dir / "amazon_reviews" / "reviews_1to5.parquet", "--label-column", "stars", "--epochs", 1,
+    )  # fmt: skip
+    value = result["metrics"]["dev"][metric]
+    assert (value if bound > 0 else -value) < bound
+
+
+def test_yelp(data_dir: Path, tmp_path: Path) -> None:
+    result = train(data_dir, tmp_path / "run", "--task", "document", "--train", data_dir / "yelp_stars" / "yelp.parquet",
+                   "--label-column", "stars", "--epochs", 2)  # fmt: skip
+    assert result["metrics"]["dev"]["accuracy"] > 0.45
+
+
+def write_mind(folder: Path, news: list[dict[str, Any]], impressions: list[dict[str, Any]]) -> Path:
+    """The published tsv files from the Parquet pieces."""
+    folder.mkdir()
+    for name, rows in (
+        ("news.tsv", [(n["news_id"], n["category"], "", n["title"], "", "", "[]", "[]") for n in news]),
+        (
+            "behaviors.tsv",
+            [(i["impression_id"], i["user_id"], i["time"], i["history"] or "", i["impressions"]) for i in impressions],
+        ),
+    ):
+        with (folder / name).open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, delimiter="\t", quoting=csv.QUOTE_NONE, quotechar=None, lineterminator="\n").writerows(
+                rows
+            )
+    return folder
+
+
+def test_mind(data_dir: Path, tmp_path: Path) -> None:
+    parts = {path.stem: pq.read_table(path).to_pylist() for path in (data_dir / "mind").glob("*.parquet")}
+    news = parts["news_small_train"]
+    known = {item["news_id"] for item in news}
+    extra = [item for item in parts["news_dev_extra"] if item["news_id"] not in known]
+    whole = [row for row in parts["behaviors_dev_pieces"] if row["candidates"] == "full"]
+    train_folder = write_mind(tmp_path / "train", news, parts["behaviors_train"])
+    dev_folder = write_mind(tmp_path / "dev", news + extra, whole)
+    result = train(data_dir, tmp_path / "run", "--task", "recommend", "--train", train_folder, "--dev", dev_folder,
+                   "--epochs", 2)  # fmt: skip
+    assert result["metrics"]["dev"]["auc"] > 0.52
+    command("predict", tmp_path / "run", "--data", dev_folder, "--out", tmp_path / "prediction.txt")
+    assert len((tmp_path / "prediction.txt").read_text().splitlines()) == len(whole)
