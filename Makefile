@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test check format figures clean
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/demo.py demo
+	$(BIN)/datransformer demo --out demo
 
 test: $(INSTALLED)
 	$(BIN)/pytest -q -n auto

@@ -82,23 +82,24 @@ def _root(
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs and the report.")] = Path("demo"),
-    steps: Annotated[int, typer.Option(min=1, help="Training steps of each model.")] = 600,
+    steps: Annotated[int | None, typer.Option(min=1, help="Training steps of each model. \\[240]")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seeds data and weights.")] = 0,
 ) -> None:
     """Train distance-aware attention and its rivals on a task that only distance can solve, and write a report.
 
     Takes less than three minutes on two CPU cores and needs no data.
     """
-    from datransformer.experiments.demo import run_demo
+    from datransformer.experiments.demo import STEPS, run_demo
+    from datransformer.report.page import write_demo
     from datransformer.train.progress import Reporter
 
-    reporter = Reporter()
-    rows = run_demo(out, cache=_cache_dir(), reporter=reporter, steps=steps, seed=seed)
+    rows = run_demo(out, cache=_cache_dir(), reporter=Reporter(), steps=steps or STEPS, seed=seed)
+    write_demo(out)
     table = Table(title="Which marker is nearest to the query? Chance is 64 %.")
     for heading, side in (("attention", "left"), ("at the end", "right"), ("first at 95 %", "right"), ("s", "right")):
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     for row in rows:
-        reached = "never" if row.steps_to_95 is None else f"step {row.steps_to_95}"
+        reached = "not reached" if row.steps_to_95 is None else f"step {row.steps_to_95}"
         table.add_row(row.label, f"{row.accuracy:.1%}", reached, f"{row.seconds:.0f}")
     Console().print(table)
     typer.echo(f"Report: {(out / 'report.html').resolve()}")

@@ -1,11 +1,12 @@
-"""The paper's illustrations of the mapping, drawn from the code that the models run.
+"""The paper's illustrations of the mapping, drawn from the code that the models run, and the demo's figure.
 
-``python -m datransformer.report.figures DIRECTORY`` writes all of them as PNG and SVG.
+``python -m datransformer.report.figures DIRECTORY`` writes the illustrations as PNG and SVG.
 """
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import torch
@@ -47,6 +48,27 @@ def coefficient_matrices(length: int = 16) -> Figure:
         axes.set_xlabel("key position")
         figure.colorbar(image, ax=axes, shrink=0.7)
     figure.axes[0].set_ylabel("query position")
+    return figure
+
+
+def nearest_marker(report: Mapping[str, Any]) -> Figure:
+    """The demo: accuracy over steps, and the heads' attention from the query to a marker, nearest-sighted first."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    curves, heads = figure.subplots(1, 2)
+    for row in report["rows"]:
+        curve = report["curves"][row["attention"]]
+        curves.plot(curve["steps"], curve["accuracy"], label=row["label"])
+    curves.axhline(report["task"]["chance"], color="grey", linewidth=0.5)
+    curves.set_xlabel("training step")
+    curves.set_ylabel("held-out accuracy")
+    curves.legend(frameon=False, fontsize=8, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1))
+    distances = report["marker_distances"]
+    image = heads.imshow([head["by_distance"] for head in report["heads"]], aspect="auto", cmap="Blues", vmin=0)
+    heads.set_yticks(range(len(report["heads"])), [f"w = {head['weight']:+.2f}" for head in report["heads"]])
+    heads.set_xticks(range(0, len(distances), 2), [str(distance) for distance in distances[::2]])
+    heads.set_xlabel("distance of the marker from the query")
+    heads.set_title("attention to a marker, one row a head", fontsize=10)
+    figure.colorbar(image, ax=heads)
     return figure
 
 
