@@ -5,14 +5,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from datransformer import cli
+from datransformer import __version__, cli
 
 ROWS = [(f"{word} film number {index % 7}", label) for index in range(40)
         for word, label in (("good", "positive"), ("bad", "negative"))]  # fmt: skip
@@ -56,7 +56,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     return run
 
 
-def write_csv(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("text", "label")) -> Path:
+def write_csv(path: Path, rows: Sequence[tuple[str, ...]], header: tuple[str, ...] = ("text", "label")) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *rows])
     return path
@@ -246,7 +246,7 @@ def test_help_reads_like_a_page_of_the_manual(call: Call) -> None:
         done = call(*arguments)
         assert done.status == 0
         assert "Usage" in done.out
-    assert call("--version").out.strip() == cli.__version__
+    assert call("--version").out.strip() == __version__
 
 
 GOOD = "text,label\n" + "good,a\nbad,b\n" * 5

@@ -72,11 +72,23 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
+    tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     path = folder / f"{state['step']:09d}.safetensors"
-    save_tensors(path, tensors, {"state": json.dumps(state)})
-    for old in checkpoints(folder)[KEPT:]:
-        old.unlink()
+    save_tensors(path, tensors, {"state": json.dumps(state), "sha256": _digest(tensors)})
+    # One of a later step is of a run that went on from before it.
+    kept = [one for one in checkpoints(folder) if one <= path][:KEPT]
+    for old in set(checkpoints(folder)) - set(kept):
+        old.unlink(missing_ok=True)
     return path
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of tensors, which safetensors does not keep."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -92,6 +104,8 @@ def load_checkpoint(
     for path in checkpoints(folder):
         try:
             tensors, metadata = load_tensors(path)
+            if metadata.get("sha256") != _digest(tensors):
+                raise InputError(f"{path}: damaged: its SHA-256 is not the one that was written into it")  # noqa: TRY301
             state: dict[str, Any] = json.loads(metadata["state"])
             weights = {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")}
             fill(model, weights, path)

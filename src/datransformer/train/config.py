@@ -84,6 +84,8 @@ class TrainConfig:
         for name in ("weight_decay", "warmup", "clip", "seed"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected 0 or more")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed: got {self.seed}, expected a number below 2**63")
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr: got {self.lr}, expected a positive number")
         if not 0 <= self.label_smoothing < 1:

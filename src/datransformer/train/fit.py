@@ -1,6 +1,5 @@
 """A run from its settings to its result: data, model, training, test, all left in one directory."""
 
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,9 +39,13 @@ from datransformer.train.loop import train
 from datransformer.train.progress import Reporter
 from datransformer.train.run import (
     CONFIG,
+    RESULT,
+    VOCAB,
+    clear_folder,
     finish_folder,
     learned_distances,
     load_config,
+    load_run,
     read_fingerprint,
     start_folder,
     versions,
@@ -90,6 +93,9 @@ def fit(
         before = read_fingerprint(folder)
         if before != data.fingerprint:
             raise InputError(f"{folder}: the data are not those that the run began with, expected the same files")
+        if (folder / RESULT).exists():
+            reporter.say(f"{folder}: training has ended already")
+            return dict(load_run(folder).result)
 
     torch.manual_seed(config.train.seed)
     classes = 0
@@ -101,14 +107,17 @@ def fit(
         config = replace(config, model=replace(config.model, embed_dim=vectors.shape[1]))
     labels = data.labels if isinstance(data, TextData) else Labels(None)
     classes = len(labels.classes or ())
-    model = build_model(config.task, data.tokenizer.size, classes, config.model)
+    try:
+        model = build_model(config.task, data.tokenizer.size, classes, config.model)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"model: {error}") from error
     if vectors is not None:
         _place_vectors(model, vectors)
     task = build_task(data, config)
     task.start(model)
     if fabric.is_global_zero and not (resume and (folder / CONFIG).exists()):
         if overwrite:
-            shutil.rmtree(folder, ignore_errors=True)
+            clear_folder(folder)
         start_folder(folder, config, data.tokenizer, labels, data.fingerprint)
     fabric.barrier()
     reporter.say(_describe(config, data, model, fabric))
@@ -229,17 +238,19 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool, overwrite: bool
             changed = _differences(before, now)
             if changed:
                 raise InputError(f"{folder}: --resume with another {changed[0]}, expected the settings of the run")
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and any(path for path in folder.iterdir() if not (resume and path.name == VOCAB)):
+        # A run that was killed before it had begun has a vocabulary and nothing else.
         raise InputError(f"{folder}: holds files that are not a run, expected an empty or new folder")
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
     changed = []
-    for key in now:
-        if isinstance(now[key], dict) and isinstance(before.get(key), dict):
-            changed += _differences(before[key], now[key], f"{prefix}{key}.")
-        elif now[key] != before.get(key):
-            changed.append(f"{prefix}{key} ({now[key]!r}, was {before.get(key)!r})")
+    for key in before | now:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed += _differences(old, new, f"{prefix}{key}.")
+        elif new != old:
+            changed.append(f"{prefix}{key} ({new!r}, was {old!r})")
     return changed
 
 

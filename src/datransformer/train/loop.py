@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from datransformer.data.batches import Batch, plan_batches
 from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
-from datransformer.train.checkpoint import load_checkpoint, load_weights, save_checkpoint, save_tensors
+from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
 from datransformer.train.launch import worker_of
 from datransformer.train.progress import Reporter
-from datransformer.train.run import CHECKPOINTS, METRICS, WEIGHTS
+from datransformer.train.run import BOARD, CHECKPOINTS, METRICS, WEIGHTS
 from datransformer.train.tasks import LOWER_IS_BETTER, Task
 
 Plan = list[npt.NDArray[np.int64]]
@@ -97,7 +97,7 @@ def train(
     """
     loop = Loop(task, model, config, folder, fabric, reporter)
     loop.restore(resume)
-    with reporter.live(), stop_signals() as asked:
+    with reporter.live(), stop_signals() as asked, loop.board():
         loop.run(asked, on_step)
     return loop.finish()
 
@@ -110,7 +110,7 @@ class Loop:
     ) -> None:
         self.task, self.raw, self.config, self.folder = task, model, config, folder
         self.fabric, self.reporter = fabric, reporter
-        self.metric = config.metric or task.metric
+        self.metric = task.metric
         self.sign = -1 if self.metric in LOWER_IS_BETTER else 1
         optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay, fused=True)
         compiled: Any = torch.compile(model, dynamic=True) if config.compile else model
@@ -122,9 +122,8 @@ class Loop:
         if config.steps is not None:
             self.total = min(self.total, config.steps)
         self.dev: dict[str, float] = {}
-        self._lines: list[dict[str, Any]] = []
         self._losses: list[float] = []
-        self._board = self._open_board()
+        self._board: Any = None
 
     def restore(self, resume: bool) -> None:
         """Start afresh, or where the newest checkpoint was."""
@@ -136,11 +135,18 @@ class Loop:
         if saved is None:
             self.reporter.say("no checkpoint yet: starting at step 0")
         else:
+            before, now = saved.pop("processes"), self.fabric.world_size
+            if before != now:  # the batches are planned for all processes together
+                raise InputError(f"{self.folder}: --resume with {now} processes, expected {before}, as the run began")
             self.dev = saved.pop("dev")
             self._losses = saved.pop("losses")
             self.state = State(**saved)
             self.reporter.say(f"going on from step {self.state.step:,}, epoch {self.state.epoch + 1}")
-        self._rewind_metrics()
+        if self.fabric.is_global_zero:
+            self._rewind_metrics()
+            for folder in (self.folder, self.folder / CHECKPOINTS):
+                for left in folder.glob(".*.part"):  # from a process that was killed while it wrote
+                    left.unlink(missing_ok=True)
 
     def run(self, asked: Callable[[], bool], on_step: Callable[[int], None] | None) -> None:
         """Train until the last step, or until the dev metric no longer grows."""
@@ -152,13 +158,13 @@ class Loop:
                 state.step += 1
                 state.group += 1
                 last = state.group == len(groups)
-                end = state.step >= self.total if config.steps is not None else last and self._last_epoch()
+                end = (last and self._last_epoch()) or state.step == config.steps
                 if end or (last if config.evaluate_every is None else state.step % config.evaluate_every == 0):
                     self._evaluate()
                 state.done |= end
                 if last:
                     state.epoch, state.group = state.epoch + 1, 0
-                stopping = asked()
+                stopping = self._anywhere(asked())
                 if last or state.done or stopping or state.step % config.checkpoint_every == 0:
                     self._save()
                 if on_step is not None:
@@ -173,9 +179,15 @@ class Loop:
         self.fabric.barrier()
         load_weights(self.raw, self.folder / WEIGHTS)
         self.raw.eval()
-        if self._board is not None:
-            self._board.close()
         return Outcome(self.state, self.dev)
+
+    def _anywhere(self, asked: bool) -> bool:
+        """Whether any process was asked to stop: a signal does not reach all of them between the same two steps."""
+        if self.fabric.world_size == 1:
+            return asked
+        count = self.fabric.all_reduce(torch.tensor(float(asked), device=self.fabric.device), reduce_op="sum")
+        assert isinstance(count, Tensor)
+        return count.item() > 0
 
     def _last_epoch(self) -> bool:
         return self.state.epoch + 1 >= self.config.epochs
@@ -203,7 +215,7 @@ class Loop:
         loss = torch.zeros((), device=fabric.device)
         for number, indices in enumerate(group):
             waiting = time.perf_counter()
-            batch, weight = self._batch(indices, number)
+            batch, weight = self._batch(indices, number, fabric.global_rank)
             state.waited += time.perf_counter() - waiting
             state.tokens += batch.tokens * fabric.world_size
             with fabric.no_backward_sync(self.model, enabled=number + 1 < len(group)):
@@ -227,9 +239,9 @@ class Loop:
         if (state.step + 1) % config.log_every == 0:
             self._log()
 
-    def _batch(self, indices: npt.NDArray[np.int64], number: int) -> tuple[Batch, float]:
-        """The share of this process in a batch, on its device, and its weight: 1, or 0 if it has none."""
-        rank, world = self.fabric.global_rank, self.fabric.world_size
+    def _batch(self, indices: npt.NDArray[np.int64], number: int, rank: int) -> tuple[Batch, float]:
+        """The share of a process in a batch, on the device, and its weight: 1, or 0 if it has none."""
+        world = self.fabric.world_size
         key = (self.config.seed, self.state.epoch, self.state.group, number)
         if rank < len(indices):
             batch, weight = self.task.train.batch(indices, key, rank, world), 1.0
@@ -253,11 +265,10 @@ class Loop:
 
     def _evaluate(self) -> None:
         """Measure on dev, and keep the weights if they are the best so far."""
+        self._check_weights()
         self.model.eval()
         state = self.state
         metrics = self.task.evaluate(self.raw, "dev", self.worker, self.reporter.stage)
-        if self.metric not in metrics:
-            raise InputError(f"train.metric: got {self.metric!r}, expected one of: {', '.join(metrics)}")
         value = metrics[self.metric]
         self._append({"step": state.step, "epoch": state.epoch + 1, "dev": metrics})
         if state.best is None or self.sign * value > self.sign * state.best:
@@ -296,7 +307,7 @@ class Loop:
             with (self.folder / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise InputError(f"{self.folder / METRICS}: cannot be written ({error.strerror})") from error
+            raise InputError(f"{self.folder / METRICS}: cannot be written ({error.strerror or error})") from error
         if self._board is not None:
             values = {f"dev/{name}": value for name, value in line.get("dev", {}).items()} or {
                 f"train/{name}": line[name] for name in ("loss", "lr", "tokens_per_second")
@@ -307,65 +318,96 @@ class Loop:
     def _rewind_metrics(self) -> None:
         """Drop the lines that were written after the checkpoint: they will be written again."""
         path = self.folder / METRICS
-        if not self.fabric.is_global_zero or not path.exists():
+        if not path.exists():
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line may be cut off
-                if json.loads(line)["step"] <= self.state.step:
-                    kept.append(line + "\n")
-        write_text(path, "".join(kept))
+        try:
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+                with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line may be cut off
+                    if json.loads(line)["step"] <= self.state.step:
+                        kept.append(line + "\n")
+            write_text(path, "".join(kept))
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
     def _save(self) -> None:
+        self._check_weights()
         if self.fabric.is_global_zero:
-            state = {**asdict(self.state), "dev": self.dev, "losses": self._losses}
+            processes = self.fabric.world_size
+            state = {**asdict(self.state), "dev": self.dev, "losses": self._losses, "processes": processes}
             save_checkpoint(self.folder / CHECKPOINTS, self.raw, self.optimizer.optimizer, state)
         self.fabric.barrier()
 
+    def _check_weights(self) -> None:
+        """Raise before weights that are NaN or Inf are taken for good ones."""
+        for name, parameter in self.raw.named_parameters():
+            if not parameter.isfinite().all():
+                raise TrainingError(
+                    f"step {self.state.step}, epoch {self.state.epoch + 1}: {name!r} became NaN or Inf; "
+                    f"{self._kept()}. A smaller --lr may help"
+                )
+
+    def _kept(self) -> str:
+        kept = checkpoints(self.folder / CHECKPOINTS)
+        return f"the last good checkpoint is kept, {kept[0]}" if kept else "there is no checkpoint yet"
+
     def _explain(self, group: Plan, loss: float) -> str:
-        """Which step, batch and layer first went wrong, and what to do."""
+        """Which step, batch and layer first went wrong, and what to do; the same words in every process."""
         names = {parameter: name for name, parameter in self.raw.named_parameters()}
         broken = next((names[p] for p in names if p.grad is not None and not p.grad.isfinite().all()), None)
-        torch.manual_seed(_seed(self.config.seed, self.state.step, self.fabric.global_rank))
         layer = None
-        rows: list[int] = []
-        for number, indices in enumerate(group):
-            batch, _ = self._batch(indices, number)
-            layer = layer or first_broken_layer(self.raw, batch.inputs)
-            rows += batch.rows.tolist()
+        rows: set[int] = set()
+        for rank in range(self.fabric.world_size):
+            torch.manual_seed(_seed(self.config.seed, self.state.step, rank))
+            for number, indices in enumerate(group):
+                batch, _ = self._batch(indices, number, rank)
+                with self.fabric.autocast():
+                    layer = layer or first_broken_layer(self.raw, batch.inputs)
+                rows.update(batch.rows.tolist())
         what = "loss" if not math.isfinite(loss) else "gradient"
         where = f"first in the output of {layer!r}" if layer else f"first in the gradient of {broken!r}"
         shown = ", ".join(str(row) for row in sorted(rows)[:8]) + (", …" if len(rows) > 8 else "")
         return (
             f"step {self.state.step + 1}, epoch {self.state.epoch + 1}: the {what} is NaN or Inf, {where}, "
-            f"in the batch of rows {shown}; the last good checkpoint is kept in {self.folder / CHECKPOINTS}. "
+            f"in the batch of rows {shown}; {self._kept()}. "
             "A smaller --lr, or train.clip, may help"
         )
 
-    def _open_board(self) -> Any:
+    @contextlib.contextmanager
+    def board(self) -> Iterator[None]:
+        """Write a TensorBoard log, if one is wanted, until the block ends."""
         if not self.config.tensorboard or not self.fabric.is_global_zero:
-            return None
+            yield
+            return
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise InputError("train.tensorboard: needs tensorboard: pip install datransformer[tensorboard]") from error
-        return SummaryWriter(str(self.folder / "tensorboard"))
+        # What was logged behind the checkpoint will be logged again.
+        with SummaryWriter(str(self.folder / BOARD), purge_step=self.state.step + 1) as self._board:
+            yield
 
 
 def first_broken_layer(model: nn.Module, inputs: dict[str, Tensor]) -> str | None:
     """The name of the first module whose output holds NaN or Inf where nothing in its input did."""
     found: list[str] = []
 
-    def look(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
-            tensors = output if isinstance(output, tuple) else (output,)
-            bad = any(isinstance(t, Tensor) and t.is_floating_point() and not t.isfinite().all() for t in tensors)
-            if bad and not any(module.children()):
+    def broken(values: Any) -> bool:
+        if isinstance(values, dict | tuple):
+            return any(broken(value) for value in (values.values() if isinstance(values, dict) else values))
+        return isinstance(values, Tensor) and values.is_floating_point() and not values.isfinite().all()
+
+    def look(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, options: Any, output: Any) -> None:
+            if broken(output) and not broken((arguments, options)):
                 found.append(name)
 
         return hook
 
-    handles = [module.register_forward_hook(look(name)) for name, module in model.named_modules()]
+    # Not the model itself: a recommender's scores of padding are −inf by right.
+    handles = [
+        module.register_forward_hook(look(name), with_kwargs=True) for name, module in model.named_modules() if name
+    ]
     try:
         with torch.no_grad():
             model(**inputs)
@@ -389,8 +431,10 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         received.append(number)
         signal.signal(number, previous[signal.Signals(number)])
 
+    previous = {number: signal.getsignal(number) or signal.SIG_DFL for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        previous = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in previous:
+            signal.signal(number, receive)
     except ValueError:  # not in the main thread, where signals do not arrive
         yield lambda: False
         return

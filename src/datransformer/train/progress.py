@@ -50,7 +50,7 @@ class Reporter:
     def say(self, line: str) -> None:
         """One line that stays."""
         if self.enabled:
-            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         """How far a stage of unknown or known size has come."""

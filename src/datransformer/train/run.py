@@ -2,6 +2,7 @@
 
 import json
 import platform
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,7 +15,6 @@ import tokenizers
 import torch
 from torch import nn
 
-import datransformer
 from datransformer.data.encode import Labels
 from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
@@ -23,9 +23,11 @@ from datransformer.models.build import build_model
 from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.train.checkpoint import hash_of, load_weights
 from datransformer.train.config import RunConfig, from_dict, read_yaml, write_yaml
+from datransformer.version import __version__
 
 CONFIG, WEIGHTS, METRICS, RESULT = "config.yaml", "model.safetensors", "metrics.jsonl", "result.json"
-TOKENIZER, LABELS, CHECKPOINTS = "vocab/tokenizer.json", "vocab/labels.json", "checkpoints"
+VOCAB, CHECKPOINTS, BOARD = "vocab", "checkpoints", "tensorboard"
+TOKENIZER, LABELS = f"{VOCAB}/tokenizer.json", f"{VOCAB}/labels.json"
 HASHED = (WEIGHTS, TOKENIZER, LABELS)
 
 
@@ -52,10 +54,26 @@ class Run:
 
 def start_folder(folder: Path, config: RunConfig, tokenizer: TextTokenizer, labels: Labels, fingerprint: str) -> None:
     """Write what is known before training starts; the settings last, for they make it a run."""
-    (folder / TOKENIZER).parent.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder / TOKENIZER)
-    write_text(folder / LABELS, json.dumps({"classes": labels.classes, "data": fingerprint}, ensure_ascii=False))
-    write_yaml(folder / CONFIG, config)
+    try:
+        (folder / VOCAB).mkdir(parents=True, exist_ok=True)
+        tokenizer.save(folder / TOKENIZER)
+        write_text(folder / LABELS, json.dumps({"classes": labels.classes, "data": fingerprint}, ensure_ascii=False))
+        write_yaml(folder / CONFIG, config)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+
+def clear_folder(folder: Path) -> None:
+    """Remove a run, and nothing that is not of it; the settings last, so that until then it is one."""
+    try:
+        for name in (RESULT, WEIGHTS, METRICS):
+            (folder / name).unlink(missing_ok=True)
+        for name in (CHECKPOINTS, BOARD, VOCAB):
+            if (folder / name).exists():
+                shutil.rmtree(folder / name)
+        (folder / CONFIG).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: the old run cannot be removed ({error.strerror or error})") from error
 
 
 def load_config(folder: Path) -> RunConfig:
@@ -83,13 +101,16 @@ def load_run(folder: Path) -> Run:
     if not (folder / RESULT).is_file():
         raise InputError(f"{folder}: has no {RESULT}: training has not ended; go on with train --resume --out {folder}")
     result = read_json(folder / RESULT)
+    files = result.get("files")
     for name in HASHED:
         if not (folder / name).is_file():
             raise InputError(f"{folder / name}: no such file, expected a part of the run")
-        if hash_of(folder / name) != result.get("files", {}).get(name):
+        if not isinstance(files, dict) or hash_of(folder / name) != files.get(name):
             raise InputError(f"{folder / name}: was changed after training: its SHA-256 is not the one in {RESULT}")
     tokenizer, labels = load_tokenizer(folder / TOKENIZER), load_labels(folder)
     model = build_model(config.task, tokenizer.size, len(labels.classes or ()), config.model)
+    if config.train.precision == "64-true":
+        model.double()
     load_weights(model, folder / WEIGHTS)
     return Run(folder, config, tokenizer, labels, model.eval(), result)
 
@@ -122,8 +143,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def finish_folder(folder: Path, result: Mapping[str, Any]) -> None:
     """Write what came out, with the hashes by which `load_run` knows the files again."""
-    files = {name: hash_of(folder / name) for name in HASHED}
-    write_text(folder / RESULT, json.dumps({**result, "files": files}, indent=2, ensure_ascii=False))
+    try:
+        files = {name: hash_of(folder / name) for name in HASHED}
+        write_text(folder / RESULT, json.dumps({**result, "files": files}, indent=2, ensure_ascii=False))
+    except OSError as error:
+        raise InputError(f"{folder / RESULT}: cannot be written ({error.strerror or error})") from error
 
 
 def learned_distances(model: nn.Module) -> dict[str, dict[str, list[float]]]:
@@ -141,7 +165,7 @@ def learned_distances(model: nn.Module) -> dict[str, dict[str, list[float]]]:
 def versions() -> dict[str, str]:
     """What the run was made with."""
     return {
-        "datransformer": datransformer.__version__,
+        "datransformer": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "lightning_fabric": version("lightning-fabric"),

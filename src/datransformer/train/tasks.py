@@ -13,14 +13,19 @@ from torch.nn import functional as F
 
 from datransformer.data.batches import Batch, BatchSource, TextBatches, plan_batches
 from datransformer.data.encode import Examples
+from datransformer.data.errors import InputError
 from datransformer.data.news import ClickBatches, Impressions, NewsData, impression_batches
 from datransformer.data.prepare import Progress, TextData, no_progress
+from datransformer.data.store import Ragged
 from datransformer.models.heads import RatingHead
 from datransformer.models.recommender import Recommender
 from datransformer.train.config import RunConfig
 from datransformer.train.metrics import classification_metrics, ranking_metrics, rating_metrics
 
-# Which metrics are better when smaller.
+# What each kind of task is measured by; the first decides unless another is asked for.
+CLASS_METRICS = ("accuracy", "macro_f1")
+RATING_METRICS = ("rmse", "mae")
+RANKING_METRICS = ("auc", "mrr", "ndcg@5", "ndcg@10")
 LOWER_IS_BETTER = {"rmse", "mae"}
 Answers = npt.NDArray[np.float32]
 
@@ -48,7 +53,7 @@ ALONE = Worker(torch.device("cpu"))
 
 
 class Task(Protocol):
-    """A task with its data."""
+    """A task with its data, and the dev metric that decides."""
 
     metric: str
     classes: int
@@ -89,7 +94,7 @@ class TextTask:
     def __init__(self, data: TextData, config: RunConfig) -> None:
         self.splits: Mapping[str, Examples] = data.splits
         self.classes = len(data.labels.classes or ())
-        self.metric = "rmse" if config.rating else "accuracy"
+        self.metric = choose_metric(config.train.metric, RATING_METRICS if config.rating else CLASS_METRICS)
         self.config = config
         self.train: BatchSource = TextBatches(data.splits["train"], config.shape)
         self._spread = 1.0
@@ -129,13 +134,16 @@ class RecommendTask:
         config: Batch sizes, number of negatives.
     """
 
-    metric = "auc"
     classes = 0
 
     def __init__(self, data: NewsData, config: RunConfig) -> None:
         self.splits: Mapping[str, Impressions] = data.splits
+        self.metric = choose_metric(config.train.metric, RANKING_METRICS)
         self.config = config
         self.train: BatchSource = ClickBatches(data.splits["train"], config.train.negatives)
+        for name in set(data.splits) - {"train"}:
+            if not _rankable(data.splits[name]):
+                raise InputError(f"{name}: no impression has both a click and a candidate without one, expected some")
 
     def start(self, model: nn.Module) -> None:
         """A recommender takes nothing but weights."""
@@ -150,6 +158,20 @@ class RecommendTask:
         impressions = self.splits[split]
         scores, offsets = score_impressions(model, impressions, self.config, worker, progress, f"evaluating {split}")
         return rank_scores(impressions, scores, offsets)
+
+
+def choose_metric(wanted: str | None, known: tuple[str, ...]) -> str:
+    """The metric that decides which weights are the best."""
+    if wanted is not None and wanted not in known:
+        raise InputError(f"train.metric: got {wanted!r}, expected one of: {', '.join(known)}")
+    return wanted or known[0]
+
+
+def _rankable(impressions: Impressions) -> bool:
+    assert impressions.clicked is not None
+    flags = Ragged(impressions.clicked, impressions.candidates.offsets).take(impressions.members)
+    clicks = np.diff(np.concatenate(([0], np.cumsum(flags.values)))[flags.offsets])
+    return bool(((clicks > 0) & (clicks < flags.lengths)).any())
 
 
 def rank_scores(impressions: Impressions, scores: Answers, offsets: npt.NDArray[np.int64]) -> dict[str, float]:
@@ -232,12 +254,14 @@ def score_impressions(
     titles = impressions.titles
     plan = plan_batches(titles.lengths, batch_size=8 * config.train.batch_size, max_tokens=config.train.max_tokens)
     vectors = np.zeros((len(titles), model.text.embedding.embedding_dim), np.float32)
+    done = 0
     for rows in plan[worker.rank :: worker.world]:
         tokens = torch.from_numpy(titles.take(rows).padded(0).astype(np.int64)).to(worker.device)
         with worker.autocast():
             vectors[rows] = model.text(tokens).float().cpu().numpy()
-        progress(f"{stage}: titles", int(rows.max()), len(titles))
-    news = torch.from_numpy(worker.add(vectors)).to(worker.device)
+        done += len(rows)
+        progress(f"{stage}: titles", done * worker.world, len(titles))
+    news = torch.from_numpy(worker.add(vectors)).to(worker.device, model.text.embedding.weight.dtype)
 
     lengths = impressions.candidates.lengths[impressions.members]
     offsets = np.concatenate(([0], np.cumsum(lengths)))

@@ -1,0 +1,364 @@
+"""A run directory: rebuilt from its files alone, and nothing in it is trusted unseen."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from datransformer.data.batches import TextBatches
+from datransformer.data.errors import InputError
+from datransformer.data.prepare import TextData
+from datransformer.models.config import ModelConfig
+from datransformer.train.checkpoint import hash_of, save_tensors
+from datransformer.train.config import FileConfig, RunConfig, TrainConfig
+from datransformer.train.fit import fit, load_data
+from datransformer.train.run import load_run
+
+if TYPE_CHECKING:
+    from tests.train.conftest import Bench
+
+
+def accuracy(run_folder: Path, config: RunConfig, cache: Path) -> float:
+    """On dev, one text at a time."""
+    model = load_run(run_folder).model
+    data = load_data(config, cache)
+    assert isinstance(data, TextData)
+    dev = data.splits["dev"]
+    assert dev.labels is not None
+    source = TextBatches(dev, config.shape)
+    right = 0
+    with torch.no_grad():
+        for row, label in enumerate(dev.labels.tolist()):
+            right += int(model(**source.batch(np.array([row]), ()).inputs).argmax()) == label
+    return right / len(dev)
+
+
+@pytest.mark.parametrize("precision", ["32-true", "64-true"])
+def test_a_run_is_rebuilt_from_its_folder(bench: "Bench", precision: str) -> None:
+    config = bench.config(train_precision=precision, model_attention_options={"mapping": "clip"})
+    result = bench.fit(config)
+    run = load_run(bench.folder / "run")
+    assert run.config == config
+    assert run.labels.classes == ("a", "b")
+    assert not run.model.training
+    for name, tensor in load_file(bench.folder / "run" / "model.safetensors").items():
+        assert torch.equal(run.model.state_dict()[name], tensor)
+    assert accuracy(run.folder, config, bench.folder / "cache") == pytest.approx(result["metrics"]["dev"]["accuracy"])
+    assert set(bench.content()) - {f"checkpoints/{name}" for name in bench.checkpoints()} == {
+        "config.yaml", "metrics.jsonl", "model.safetensors", "result.json", "vocab/labels.json", "vocab/tokenizer.json"
+    }  # fmt: skip
+
+
+def test_what_the_result_says(bench: "Bench") -> None:
+    test = bench.csv("test.csv", [("w1 w2", "a"), ("w3", "b"), ("w4", "b")])
+    result = bench.fit(bench.config(files_test=test))
+    written = json.loads((bench.folder / "run" / "result.json").read_text())
+    assert {**result, "files": written["files"]} == written
+    assert result["examples"] == {"train": 37, "dev": 11, "test": 3}
+    assert result["metrics"]["test"]["accuracy"] in (0, pytest.approx(1 / 3), pytest.approx(2 / 3), 1)
+    weights = load_file(bench.folder / "run" / "model.safetensors")
+    assert result["parameters"] == sum(tensor.numel() for tensor in weights.values())
+    (name, distances), *none = result["distances"].items()
+    assert none == []
+    assert distances["distance_weight"] == weights[f"{name}.distance_weight"].tolist()
+    assert distances["distance_shift"] == weights[f"{name}.distance_shift"].tolist()
+    assert written["files"]["model.safetensors"] == hash_of(bench.folder / "run" / "model.safetensors")
+    assert result["versions"]["torch"] == torch.__version__
+    assert (result["device"], result["processes"]) == ("cpu", 1)
+    assert result["metrics"]["dev"] == bench.dev()[result["best_step"] // 8 - 1]
+
+
+def flip_a_byte(folder: Path) -> None:
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    content[-7] ^= 1
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def bless(folder: Path) -> None:
+    """Write the hashes anew, as someone would who tampers with care."""
+    result = json.loads((folder / "result.json").read_text())
+    result["files"] = {name: hash_of(folder / name) for name in result["files"]}
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+def change_weights(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_tensors(folder / "model.safetensors", tensors)
+        bless(folder)
+
+    return damage
+
+
+def change_labels(folder: Path) -> None:
+    (folder / "vocab" / "labels.json").write_text('{"classes": [1, 2]}')
+    bless(folder)
+
+
+def change_vocabulary(folder: Path) -> None:
+    (folder / "vocab" / "tokenizer.json").write_text("{}")
+    bless(folder)
+
+
+def change_config(folder: Path) -> None:
+    values = yaml.safe_load((folder / "config.yaml").read_text())
+    values["model"]["embed_dim"] = 8
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+
+
+def cut(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return damage
+
+
+def cut_weights_and_bless(folder: Path) -> None:
+    cut("model.safetensors")(folder)
+    bless(folder)
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / name).write_text(text)
+
+    return damage
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+CHANGED = "was changed after training: its SHA-256 is not the one in result.json"
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a flipped byte": (flip_a_byte, f"model.safetensors: {CHANGED}"),
+    "weights cut": (cut("model.safetensors"), f"model.safetensors: {CHANGED}"),
+    "weights cut, hash too": (cut_weights_and_bless, "model.safetensors: damaged or not a safetensors file"),
+    "weights missing": (remove("model.safetensors"), "model.safetensors: no such file, expected a part of the run"),
+    "vocabulary missing": (remove("vocab/tokenizer.json"), "vocab/tokenizer.json: no such file, expected a part of"),
+    "vocabulary cut": (cut("vocab/tokenizer.json"), f"vocab/tokenizer.json: {CHANGED}"),
+    "vocabulary empty": (change_vocabulary, "vocab/tokenizer.json: "),
+    "labels missing": (remove("vocab/labels.json"), "vocab/labels.json: no such file, expected a part of the run"),
+    "labels cut": (cut("vocab/labels.json"), f"vocab/labels.json: {CHANGED}"),
+    "labels of numbers": (change_labels, "vocab/labels.json: classes: got [1, 2], expected a list of names, or null"),
+    "unfinished": (remove("result.json"), "run: has no result.json: training has not ended; go on with train --resume"),
+    "result cut": (cut("result.json"), "result.json: not JSON ("),
+    "result a list": (write("result.json", "[]"), "result.json: got list, expected an object"),
+    "result without hashes": (write("result.json", "{}"), f"model.safetensors: {CHANGED}"),
+    "result with odd hashes": (write("result.json", '{"files": 3}'), f"model.safetensors: {CHANGED}"),
+    "config missing": (remove("config.yaml"), "run: has no config.yaml, expected a run directory"),
+    "config cut": (write("config.yaml", "format: 1\ntask: [a"), "config.yaml: not YAML"),
+    "config of another width": (change_config, "does not fit the model: "),
+    "NaN": (
+        change_weights(lambda tensors: tensors.update({"head.bias": torch.full((2,), torch.nan)})),
+        "model.safetensors: 'head.bias' holds NaN or Inf, expected finite weights",
+    ),
+    "another shape": (
+        change_weights(lambda tensors: tensors.update({"head.bias": torch.ones(3)})),
+        "'head.bias' is torch.float32 (3,), expected torch.float32 (2,)",
+    ),
+    "a tensor too few": (
+        change_weights(lambda tensors: tensors.__delitem__("head.bias")),
+        "does not fit the model: 'head.bias' is in one of them only",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a run that is done."""
+    folder = tmp_path_factory.mktemp("trained")
+    rows = [(f"w{number % 5} w{number % 3}", "ab"[number % 2]) for number in range(20)]
+    (folder / "t.csv").write_text("\n".join(["text,label", *(f"{text},{label}" for text, label in rows)]) + "\n")
+    config = RunConfig(
+        files=FileConfig(train=(str(folder / "t.csv"),)),
+        model=ModelConfig(heads=2, head_dim=4, embed_dim=6, feedforward_dim=11),
+        train=TrainConfig(epochs=1, batch_size=5),
+    )
+    fit(config, folder / "run", cache=folder / "cache", device="cpu")
+    load_run(folder / "run")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in (folder / "run").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run(tmp_path: Path, trained: dict[str, bytes], damage: str) -> None:
+    for name, content in trained.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    load_run(tmp_path / "run")
+    harm, message = DAMAGES[damage]
+    harm(tmp_path / "run")
+    with pytest.raises(InputError) as caught:
+        load_run(tmp_path / "run")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_place_that_is_taken(bench: "Bench") -> None:
+    config = bench.config()
+    folder = bench.folder / "run"
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("mine")
+    for option in ("none", "resume", "overwrite"):
+        with pytest.raises(InputError, match=r"run: holds files that are not a run, expected an empty or new folder"):
+            bench.fit(config, resume=option == "resume", overwrite=option == "overwrite")
+    assert bench.content() == {"thesis.tex": b"mine"}
+    (bench.folder / "file").write_text("")
+    with pytest.raises(InputError, match=r"file: is a file, expected a folder for the run"):
+        bench.fit(config, "file")
+    with pytest.raises(InputError, match=r"file/below: cannot be written"):
+        bench.fit(config, "file/below")
+
+
+def test_an_empty_folder_is_as_good_as_none(bench: "Bench") -> None:
+    (bench.folder / "run").mkdir()
+    bench.fit(bench.config())
+    load_run(bench.folder / "run")
+
+
+def test_a_run_is_neither_replaced_nor_mixed_with_another(bench: "Bench") -> None:
+    bench.fit(bench.config(train_epochs=1))
+    before = bench.content()
+    with pytest.raises(
+        InputError, match=r"run: holds a run already; --resume goes on with it, --overwrite replaces it"
+    ):
+        bench.fit(bench.config(train_epochs=1))
+    assert bench.content() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_lr": 0.5}, "train.lr (0.5, was 0.01)"),
+        ({"train_seed": 1}, "train.seed (1, was 0)"),
+        ({"model_attention_options": {"mapping": "clip"}}, "model.attention_options.mapping ('clip', was None)"),
+        ({"model_heads": 3}, "model.heads (3, was 2)"),
+        ({"data_max_length": 7}, "data.max_length (7, was 256)"),
+        ({"files_dev": None}, "files.dev (None, was "),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_resuming_with_other_settings(bench: "Bench", settings: dict[str, Any], message: str, ended: bool) -> None:
+    begun(bench, ended)
+    before = bench.content()
+    with pytest.raises(InputError) as caught:
+        bench.fit(bench.config(**settings), resume=True)
+    assert str(caught.value).startswith(f"{bench.folder / 'run'}: --resume with another {message}")
+    assert str(caught.value).endswith(", expected the settings of the run")
+    assert bench.content() == before
+
+
+def begun(bench: "Bench", ended: bool) -> None:
+    """A run that has ended, or that crashed at its third step."""
+    if ended:
+        bench.fit(bench.config())
+        return
+    with pytest.raises(ZeroDivisionError):
+        bench.fit(bench.config(train_checkpoint_every=500), on_step=lambda step: 1 // (step - 3) and None)
+
+
+def test_resuming_without_an_option_that_was_there(bench: "Bench") -> None:
+    bench.fit(bench.config(model_attention_options={"mapping": "clip"}))
+    before = bench.content()
+    with pytest.raises(
+        InputError, match=r"--resume with another model\.attention_options\.mapping \(None, was 'clip'\)"
+    ):
+        bench.fit(bench.config(), resume=True)
+    assert bench.content() == before
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_resuming_with_other_data(bench: "Bench", ended: bool) -> None:
+    config = bench.config()
+    begun(bench, ended)
+    before = bench.content()
+    with Path(config.files.train[0]).open("a") as file:
+        file.write("w1 w2,a\n")
+    with pytest.raises(InputError, match=r"run: the data are not those that the run began with, expected the same fi"):
+        bench.fit(config, resume=True)
+    assert bench.content() == before
+
+
+def test_resuming_where_there_is_nothing_starts(bench: "Bench") -> None:
+    bench.fit(bench.config(), "new")
+    bench.fit(bench.config(), "resumed", resume=True)
+    assert bench.weights("new") == bench.weights("resumed")
+
+
+def test_resuming_a_damaged_run_does_not_bless_it(bench: "Bench") -> None:
+    bench.fit(bench.config())
+    flip_a_byte(bench.folder / "run")
+    with pytest.raises(InputError, match="was changed after training"):
+        bench.fit(bench.config(), resume=True)
+
+
+def test_overwriting_removes_the_run_and_nothing_else(bench: "Bench") -> None:
+    bench.fit(bench.config(train_epochs=3, train_seed=7, train_tensorboard=True))
+    (bench.folder / "run" / "notes.txt").write_text("mine")
+    bench.fit(bench.config(), overwrite=True)
+    bench.fit(bench.config(), "new")
+    assert bench.weights("run") == bench.weights("new")
+    assert bench.lines("run") == bench.lines("new")
+    assert bench.checkpoints("run") == bench.checkpoints("new")
+    assert bench.content("run").keys() == bench.content("new").keys() | {"notes.txt"}
+    load_run(bench.folder / "run")
+
+
+def test_what_fails_before_training_leaves_the_old_run(bench: "Bench") -> None:
+    bench.fit(bench.config())
+    before = bench.content()
+    with pytest.raises(InputError, match=r"nope\.csv: no such file"):
+        bench.fit(bench.config(files_train=["nope.csv"]), overwrite=True)
+    with pytest.raises(InputError, match=r"^train\.metric"):
+        bench.fit(bench.config(train_metric="nope"), overwrite=True)
+    assert bench.content() == before
+
+
+def test_word_vectors_bring_their_width_and_are_resumed(bench: "Bench") -> None:
+    rows = {f"w{number}": [number + 0.5, -number, 0.25] for number in range(8)}  # all but w8
+    path = bench.folder / "vectors.txt"
+    path.write_text("".join(f"{word} {' '.join(map(str, row))}\n" for word, row in rows.items()))
+    config = bench.config(data_vectors=str(path), train_lr=1e-9, train_checkpoint_every=2, model_dropout=0.2)
+    bench.fit(config, "whole")
+    run = load_run(bench.folder / "whole")
+    assert run.config.model.embed_dim == 3
+    weight = run.model.get_parameter("text.embedding.weight")
+    for word, row in rows.items():
+        assert weight[run.tokenizer.words.index(word)].tolist() == pytest.approx(row, abs=1e-6)
+    assert weight[0].tolist() == [0, 0, 0]
+    with pytest.raises(ZeroDivisionError):
+        bench.fit(config, on_step=lambda step: 1 // (step - 3) and None)
+    bench.fit(config, resume=True)
+    assert bench.weights("run") == bench.weights("whole")
+
+
+def test_impressions_that_cannot_be_measured_are_found_before_training(bench: "Bench") -> None:
+    config = bench.config(task="recommend")
+    path = Path(str(config.files.dev)) / "behaviors.tsv"
+    path.write_text("1\tU\t11/11/2019 9:05:58 AM\tN1\tN2-1\n2\tU\t11/11/2019 9:05:58 AM\tN1\tN2-0 N3-0\n")
+    with pytest.raises(InputError, match=r"^dev: no impression has both a click and a candidate without one"):
+        bench.fit(config)
+    assert not (bench.folder / "run").exists()
+
+
+@pytest.mark.parametrize("device", ["tpu", ""])
+def test_a_device_that_is_none(bench: "Bench", device: str) -> None:
+    with pytest.raises(InputError, match=rf"^--device: got '{device}', expected one of: auto, cpu, cuda$"):
+        fit(bench.config(), bench.folder / "run", cache=bench.folder / "cache", device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(bench: "Bench") -> None:
+    with pytest.raises(
+        InputError, match=r"^--device: got 'cuda', but torch finds no CUDA device; expected auto or cpu$"
+    ):
+        fit(bench.config(), bench.folder / "run", cache=bench.folder / "cache", device="cuda")
