@@ -37,6 +37,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Get and list the data sets of the paper.")
 app.add_typer(data_app, name="data")
+bench_app = typer.Typer(no_args_is_help=True, help="Measure speed and memory on this machine.")
+app.add_typer(bench_app, name="bench")
 
 
 def main() -> None:
@@ -468,6 +470,20 @@ def data_get(
         paths = fetch(DOWNLOADS[name], folder, expected_sha256=sha256, progress=reporter.stage)
     for path in paths:
         typer.echo(path)
+
+
+@bench_app.command("train")
+def bench_train_command(
+    out: Annotated[Path | None, typer.Option(help="JSON file for all numbers.")] = None,
+    device: Device = "auto",
+    quick: Annotated[bool, typer.Option(help="Small sizes, to see that it works.")] = False,
+    growth: Annotated[bool, typer.Option(help="Measure files of up to a million rows, some minutes.")] = True,
+) -> None:
+    """Training tokens/s beside torch's encoder and Hugging Face's Trainer, encoding texts/s, growth with file size."""
+    from datransformer.experiments.bench_train import bench_table, bench_train
+
+    result = bench_train(out, device=device, quick=quick, growth=growth, tell=lambda line: typer.echo(line, err=True))
+    Console().print(bench_table(result))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@ import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import lightning_fabric
 import numpy as np
 import pyarrow as pa
 import tokenizers
@@ -168,7 +168,7 @@ def versions() -> dict[str, str]:
         "datransformer": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "lightning_fabric": version("lightning-fabric"),
+        "lightning_fabric": lightning_fabric.__version__,  # type: ignore[attr-defined]
         "numpy": np.__version__,
         "pyarrow": pa.__version__,
         "tokenizers": tokenizers.__version__,
