@@ -23,7 +23,7 @@ from datransformer.train.config import FileConfig, RunConfig
 from datransformer.train.fit import load_data
 from datransformer.train.launch import launch
 
-TINY = bench.Sizes(rows=700, steps=2, turns=2, encoded=200, growth=(150,))
+TINY = bench.Sizes(rows=700, warm_up=1, steps=2, turns=2, encoded=200, growth=(150,))
 SMALL = ModelConfig(heads=2, head_dim=3, embed_dim=6, feedforward_dim=10)
 THREADS = (pa.cpu_count(), pa.io_thread_count())
 
@@ -34,7 +34,6 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
     find_spec = importlib.util.find_spec
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench, "QUICK", TINY)
-        patch.setattr(bench, "WARM_UP", 1)
         patch.setattr(bench, "NEWS_ITEMS", 70)
         entries = {key: replace(entry, model=SMALL) for key, entry in bench.ENTRIES.items()}
         patch.setattr(bench, "ENTRIES", entries)
@@ -175,7 +174,7 @@ def test_hugging_face_takes_the_same_rows(patched: pytest.MonkeyPatch, tmp_path:
     config = RunConfig(files=FileConfig(train=(str(tmp_path / "texts.csv"),)), model=SMALL)
     data = load_data(config, tmp_path / "cache")
     assert isinstance(data, TextData)
-    turn = bench.hugging_face(bench.Race(data, config, launch("cpu"), 2), 0)
+    turn = bench.hugging_face(bench.Race(data, config, launch("cpu"), 1, 2), 0)
     rows = 2 * config.train.batch_size
     assert 0.8 < turn.tokens / rows / data.splits["train"].tokens.lengths.mean() < 1.2
     assert turn.seconds > 0

@@ -212,14 +212,16 @@ class ClickBatches:
             raise InputError("the impressions do not say what was clicked, so there is nothing to learn from")
         self.impressions = impressions
         self.negatives = negatives
-        candidates, clicked = impressions.candidates, impressions.clicked
-        flat = spans(candidates.offsets[impressions.members], candidates.lengths[impressions.members])
-        self._clicks = flat[clicked[flat] == 1]
-        self._of = np.searchsorted(candidates.offsets, self._clicks, side="right") - 1
+        clicks = np.flatnonzero(impressions.clicked)  # not all candidates: there may be a hundred times as many
+        of = np.searchsorted(impressions.candidates.offsets, clicks, side="right") - 1
+        mine = np.zeros(len(impressions.names), bool)
+        mine[impressions.members] = True
+        self._clicks, self._of = clicks[mine[of]], of[mine[of]]
         if not len(self._clicks):
             raise InputError("no impression has a click, so there is nothing to learn from")
         mean_title = max(int(impressions.titles.lengths.mean()), 1)
-        self.sizes: Array = (impressions.history.lengths[self._of] + 1 + negatives) * mean_title
+        read = impressions.history.offsets[self._of + 1] - impressions.history.offsets[self._of]
+        self.sizes: Array = (read + 1 + negatives) * mean_title
 
     def batch(self, indices: Array, key: tuple[int, ...], rank: int = 0, world: int = 1) -> Batch:
         """The share of one process in a batch of clicks; the clicked news is the first candidate of each."""

@@ -217,7 +217,7 @@ def _build(
 def _parse(
     rows: Rows, path: Path, keep: tuple[str, ...] | None, config: DataConfig, bad_rows: BadRows, progress: Progress
 ) -> Path:
-    """Read the rows once, into a file that can be mapped: what follows looks at them two or three times."""
+    """Read the rows once, into a file: what follows looks at them two or three times."""
     writer = None
     try:
         for batch in _watched(rows.read(bad_rows), f"reading {Path(rows.name).name}", None, progress):
@@ -239,7 +239,7 @@ def _parse(
 
 
 def _batches(path: Path) -> Iterator[pa.RecordBatch]:
-    with pa.memory_map(str(path)) as source:
+    with pa.OSFile(str(path)) as source:  # read once in order: a map would only fill memory with its pages
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)

@@ -26,7 +26,7 @@ import pyarrow.parquet
 
 from datransformer.data.errors import BadRows, InputError
 
-BLOCK_SIZE = 4 << 20
+BLOCK_SIZE = 1 << 20
 """Bytes that are read at once; a row of a delimited file has to fit."""
 LONGEST_LINE = 64 << 20
 PARQUET_ROWS = 1024

@@ -157,12 +157,13 @@ def load_tokenizer(path: Path) -> TextTokenizer:
 
 def count_words(batches: Iterable[pa.Array]) -> Counter[str]:
     """How often each word occurs in some columns of text."""
-    counts: Counter[str] = Counter()
+    counts: Counter[bytes] = Counter()
     for texts in batches:
         tokens, _ = cut_words(texts)
-        for entry in zip(*pc.value_counts(tokens).flatten(), strict=True):
-            counts[entry[0].as_py().decode("utf-8", "replace")] += entry[1].as_py()
-    return counts
+        words, numbers = pc.value_counts(tokens).flatten()
+        for word, number in zip(words.to_pylist(), numbers.to_pylist(), strict=True):
+            counts[word] += number
+    return Counter({word.decode(): number for word, number in counts.items()})
 
 
 def cut_words(texts: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:

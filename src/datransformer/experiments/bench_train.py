@@ -59,7 +59,6 @@ SHORT, NEWS_LIKE = 10, 40  # words of a text, on average
 NEWS_ITEMS, CANDIDATES, HISTORY = 50_000, 20, 20
 BLOCK = 20_000  # rows that are generated at once
 
-WARM_UP = 5  # steps that are not counted
 FIRST_BATCHES = 200
 TORCH_TARGET, TRAINER_TARGET, WAITING_TARGET, ENCODING_TARGET, GROWTH_TARGET = 0.9, 2.0, 0.05, 100_000, 0.15
 
@@ -70,6 +69,7 @@ class Sizes:
 
     Args:
         rows: Texts to train on.
+        warm_up: Steps of a turn that are not counted.
         steps: Counted steps of a turn.
         turns: Turns of each contestant.
         encoded: Short texts to encode; a quarter as many that are news-like.
@@ -77,6 +77,7 @@ class Sizes:
     """
 
     rows: int = 20_000
+    warm_up: int = 5
     steps: int = 20
     turns: int = 5
     encoded: int = 200_000
@@ -84,7 +85,8 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(rows=1000, steps=3, turns=1, encoded=2000, growth=(1000, 5000))
+FULL_GPU = replace(FULL, warm_up=60, steps=180)  # steps are short there, and in the first ones graphs are captured
+QUICK = Sizes(rows=1000, warm_up=1, steps=3, turns=1, encoded=2000, growth=(1000, 5000))
 
 
 def bench_train(
@@ -99,8 +101,8 @@ def bench_train(
         growth: Whether to measure how speed and memory change with the size of the files, which takes minutes.
         tell: Gets a line now and then.
     """
-    sizes = QUICK if quick else FULL
     fabric = launch(device)
+    sizes = QUICK if quick else FULL_GPU if fabric.device.type == "cuda" else FULL
     with TemporaryDirectory(prefix="datransformer-bench-") as name, _one_thread():
         folder = Path(name)
         result: dict[str, Any] = {
@@ -124,18 +126,19 @@ def bench_train(
 
 
 class Clock:
-    """The time that the counted steps take: those after `WARM_UP`, ``steps`` of them; on a CPU, of the CPU.
+    """The time that the counted steps take: ``steps`` of them after ``warm_up``; on a CPU, of the CPU.
 
     Args:
         device: What to wait for before looking at the clock.
+        warm_up: How many steps are not counted.
         steps: How many steps are counted.
     """
 
-    def __init__(self, device: torch.device, steps: int) -> None:
+    def __init__(self, device: torch.device, warm_up: int, steps: int) -> None:
         self._device = device
-        self._ends = (WARM_UP, WARM_UP + steps)
+        self._ends = (warm_up, warm_up + steps)
         self._times: list[float] = []
-        self.total = WARM_UP + steps + 1  # after the last step our loop measures on dev and writes a checkpoint
+        self.total = warm_up + steps + 1  # after the last step our loop measures on dev and writes a checkpoint
 
     def tick(self, step: int) -> None:
         """Step number ``step``, from 1, is done."""
@@ -176,12 +179,14 @@ class Race:
         data: The texts.
         config: Model and training.
         fabric: Where.
+        warm_up: Steps of a turn that are not counted.
         steps: Counted steps of a turn.
     """
 
     data: TextData
     config: RunConfig
     fabric: Fabric
+    warm_up: int
     steps: int
 
     def plan(self, seed: int) -> list[npt.NDArray[np.int64]]:
@@ -198,7 +203,7 @@ class Race:
 
 def ours(race: Race, seed: int) -> Turn:
     """Our model in our loop, as ``datransformer train`` runs it: batches from disk, clipping, checks, log."""
-    clock = Clock(race.fabric.device, race.steps)
+    clock = Clock(race.fabric.device, race.warm_up, race.steps)
     config = replace(race.config, train=replace(race.config.train, seed=seed, steps=clock.total))
     torch.manual_seed(seed)
     model = build_model("sentence", race.data.tokenizer.size, len(CLASSES), config.model)
@@ -214,7 +219,7 @@ def ours(race: Race, seed: int) -> Turn:
             on_step=clock.tick,
         )
     lengths = race.data.splits["train"].tokens.lengths
-    tokens = sum(int(lengths[indices].sum()) for indices in race.plan(seed)[WARM_UP : WARM_UP + race.steps])
+    tokens = sum(int(lengths[indices].sum()) for indices in race.plan(seed)[race.warm_up : race.warm_up + race.steps])
     return Turn(tokens, clock.seconds, _count(model), outcome.state.waited / outcome.state.seconds)
 
 
@@ -252,7 +257,7 @@ class TorchModel(nn.Module):
 
 def torch_by_hand(race: Race, seed: int) -> Turn:
     """The same model from torch's parts, in a loop without extras, on the same batches, made and moved beforehand."""
-    clock = Clock(race.fabric.device, race.steps)
+    clock = Clock(race.fabric.device, race.warm_up, race.steps)
     batches = race.batches(seed, clock.total)
     device = race.fabric.device
     torch.manual_seed(seed)
@@ -266,7 +271,7 @@ def torch_by_hand(race: Race, seed: int) -> Turn:
         optimizer.step()
         optimizer.zero_grad()
         clock.tick(step)
-    counted = batches[WARM_UP : WARM_UP + race.steps]
+    counted = batches[race.warm_up : race.warm_up + race.steps]
     return Turn(sum(batch.tokens for batch in counted), clock.seconds, _count(model))
 
 
@@ -279,7 +284,7 @@ def hugging_face(race: Race, seed: int) -> Turn:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers: Any = importlib.import_module("transformers")
-    clock, config = Clock(race.fabric.device, race.steps), race.config.model
+    clock, config = Clock(race.fabric.device, race.warm_up, race.steps), race.config.model
     examples = race.data.splits["train"]
     assert examples.labels is not None
     rows = [
@@ -338,7 +343,7 @@ def hugging_face(race: Race, seed: int) -> Turn:
         for noisy in (transformers.PrinterCallback, transformers.ProgressCallback):
             trainer.remove_callback(noisy)
         trainer.train()
-    return Turn(sum(tokens[WARM_UP : WARM_UP + race.steps]), clock.seconds, _count(model))
+    return Turn(sum(tokens[race.warm_up : race.warm_up + race.steps]), clock.seconds, _count(model))
 
 
 Contestant = Callable[[Race, int], Turn]
@@ -384,7 +389,7 @@ def measure_training(folder: Path, fabric: Fabric, sizes: Sizes, tell: Callable[
     turns: dict[str, list[Turn]] = {key: [] for key in ENTRIES if not lacking[key]}
     for number in range(sizes.turns):
         for key in turns:
-            race = Race(data, replace(config, model=ENTRIES[key].model), fabric, sizes.steps)
+            race = Race(data, replace(config, model=ENTRIES[key].model), fabric, sizes.warm_up, sizes.steps)
             gc.collect()
             turns[key].append(ENTRIES[key].run(race, number))
         speeds = ", ".join(f"{key} {done[-1].tokens / done[-1].seconds:,.0f}" for key, done in turns.items())
@@ -408,6 +413,7 @@ def measure_training(folder: Path, fabric: Fabric, sizes: Sizes, tell: Callable[
         "batch_size": config.train.batch_size,
         "vocabulary": data.tokenizer.size,
         "mean_tokens": round(float(lengths.mean()), 1),
+        "warm_up": sizes.warm_up,
         "steps": sizes.steps,
         "threads": torch.get_num_threads(),
         "rows": rows,

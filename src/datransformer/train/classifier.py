@@ -22,6 +22,8 @@ _GROUPS = {"attention": "model", "embed_dim": "model", "layers": "model", "heads
            "dropout": "model", "epochs": "train", "batch_size": "train", "lr": "train", "seed": "train",
            "vectors": "data"}  # fmt: skip
 
+Texts = Sequence[Any] | npt.NDArray[Any]
+
 
 class TextClassifier:
     """Classify texts with a one-layer encoder, the `sentence` model.
@@ -76,9 +78,7 @@ class TextClassifier:
         self.verbose = verbose
         self.settings = settings
 
-    def fit(
-        self, texts: Sequence[str], labels: Sequence[Any], dev: tuple[Sequence[str], Sequence[Any]] | None = None
-    ) -> "TextClassifier":
+    def fit(self, texts: Texts, labels: Texts, dev: tuple[Texts, Texts] | None = None) -> "TextClassifier":
         """Train on texts and their labels; without ``dev`` a tenth is held out to choose the best epoch by."""
         train = _labelled("texts", texts, labels)
         held_out = None if dev is None else _labelled("dev", *dev)
@@ -107,19 +107,19 @@ class TextClassifier:
             self._take(load_run(folder), {str(label): label for label in _values(labels)})
         return self
 
-    def predict(self, texts: Sequence[str]) -> npt.NDArray[Any]:
+    def predict(self, texts: Texts) -> npt.NDArray[Any]:
         """The most likely label of each text."""
         probabilities = self.predict_proba(texts)
         return np.asarray(self.classes_[probabilities.argmax(1)])
 
-    def predict_proba(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def predict_proba(self, texts: Texts) -> npt.NDArray[np.float32]:
         """Probabilities [texts, classes], classes in the order of ``classes_``."""
         run = self._fitted()
         if not len(texts):
             return np.zeros((0, len(self.classes_)), np.float32)
         return answer_rows(run, rows_of_texts(list(texts)), labelled=False).answers
 
-    def score(self, texts: Sequence[str], labels: Sequence[Any]) -> float:
+    def score(self, texts: Texts, labels: Texts) -> float:
         """The share of texts that get their label."""
         return float((self.predict(texts) == np.asarray(_values(labels))).mean())
 
@@ -197,12 +197,12 @@ class TextClassifier:
         return self.run_
 
 
-def _values(labels: Sequence[Any]) -> list[Any]:
+def _values(labels: Texts) -> list[Any]:
     """Plain Python values, also from numpy and pandas."""
     return list(np.asarray(labels).tolist())
 
 
-def _labelled(name: str, texts: Sequence[str], labels: Sequence[Any]) -> Rows:
+def _labelled(name: str, texts: Texts, labels: Texts) -> Rows:
     if isinstance(texts, str):
         raise InputError(f"{name}: got one text, expected a list of texts")
     values = [str(label) for label in _values(labels)]

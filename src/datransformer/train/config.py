@@ -48,6 +48,8 @@ class TrainConfig:
         log_every: Steps between lines of metrics.jsonl.
         precision: ``32-true``, ``bf16-mixed`` or ``64-true``.
         compile: Whether to run the model through torch.compile.
+        cuda_graphs: Whether one process on a GPU replays CUDA graphs of its steps; not with ``compile`` or
+            ``accumulate``.
         tensorboard: Whether to write a TensorBoard log beside metrics.jsonl.
     """
 
@@ -71,6 +73,7 @@ class TrainConfig:
     log_every: int = 10
     precision: str = "32-true"
     compile: bool = False
+    cuda_graphs: bool = True
     tensorboard: bool = False
 
     def __post_init__(self) -> None:

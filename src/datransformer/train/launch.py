@@ -1,5 +1,6 @@
 """Where a run happens: one process, or many that torchrun started."""
 
+import logging
 import os
 import warnings
 from typing import Any
@@ -30,8 +31,10 @@ def launch(device: str = "auto", precision: Any = "32-true", *, unused_parameter
     # torchrun's own variables are how it tells a process which one it is.
     world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     strategy = DDPStrategy(find_unused_parameters=unused_parameters) if world > 1 else "auto"
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # what follows are hints, not about this run
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hints about the machine, not about the run
+        warnings.simplefilter("ignore")
         fabric = Fabric(
             accelerator=device, devices=local, num_nodes=world // local, precision=precision, strategy=strategy
         )

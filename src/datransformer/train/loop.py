@@ -23,6 +23,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
+from datransformer.train.graphs import GraphedStep
 from datransformer.train.launch import worker_of
 from datransformer.train.progress import Reporter
 from datransformer.train.run import BOARD, CHECKPOINTS, METRICS, WEIGHTS
@@ -124,6 +125,11 @@ class Loop:
         self.dev: dict[str, float] = {}
         self._losses: list[float] = []
         self._board: Any = None
+        self._graphed: GraphedStep | None = None
+        self._ahead: tuple[tuple[int, ...], Batch] | None = None
+        alone = fabric.device.type == "cuda" and fabric.world_size == 1 and config.accumulate == 1
+        if alone and config.cuda_graphs and not config.compile:
+            self._graphed = GraphedStep(model, self._losses_of, fabric.autocast)
 
     def restore(self, resume: bool) -> None:
         """Start afresh, or where the newest checkpoint was."""
@@ -154,7 +160,7 @@ class Loop:
         while not state.done:
             groups = self._groups(state.epoch)
             for group in groups[state.group :]:
-                self._step(group)
+                self._step(group, groups[state.group + 1] if state.group + 1 < len(groups) else None)
                 state.step += 1
                 state.group += 1
                 last = state.group == len(groups)
@@ -203,14 +209,36 @@ class Loop:
         )
         return [plan[start : start + config.accumulate] for start in range(0, len(plan), config.accumulate)]
 
-    def _step(self, group: Plan) -> None:
-        """One optimiser step."""
+    def _step(self, group: Plan, following: Plan | None = None) -> None:
+        """One optimiser step; a GPU that is busy with it leaves the time to build the ``following`` batch."""
         began = time.perf_counter()
-        state, config, fabric = self.state, self.config, self.fabric
+        state, config = self.state, self.config
         self.model.train()
         for options in self.optimizer.param_groups:
             options["lr"] = config.lr * self._rate(state.step)
-        torch.manual_seed(_seed(config.seed, state.step, fabric.global_rank))
+        if self._graphed is None:
+            loss, norm = self._gradients(group)
+        else:
+            loss, norm = self._graphed_gradients(group[0])
+            if following is not None:
+                key = self._key(0, ahead=1)
+                self._ahead = key, self.task.train.batch(following[0], key)
+        value, length = torch.stack((loss, norm.to(loss))).tolist()
+        if not (math.isfinite(value) and math.isfinite(length)):
+            raise TrainingError(self._explain(group, value))
+        if config.clip and length > config.clip:
+            torch.nn.utils.clip_grads_with_norm_(self.raw.parameters(), config.clip, norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=self._graphed is None)
+        state.seconds += time.perf_counter() - began
+        self._losses.append(value)
+        if (state.step + 1) % config.log_every == 0:
+            self._log()
+
+    def _gradients(self, group: Plan) -> tuple[Tensor, Tensor]:
+        """Compute the gradients of a step; its loss, and the norm of the gradients."""
+        state, fabric = self.state, self.fabric
+        self._seed_step()
         total = sum(len(indices) for indices in group)
         loss = torch.zeros((), device=fabric.device)
         for number, indices in enumerate(group):
@@ -227,22 +255,34 @@ class Loop:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.raw.parameters() if p.grad is not None])
         if fabric.world_size > 1:
             loss = fabric.all_reduce(loss, reduce_op="sum")  # type: ignore[assignment]
-        value, length = torch.stack((loss, norm.to(loss))).tolist()
-        if not (math.isfinite(value) and math.isfinite(length)):
-            raise TrainingError(self._explain(group, value))
-        if config.clip and length > config.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.raw.parameters(), config.clip, norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        state.seconds += time.perf_counter() - began
-        self._losses.append(value)
-        if (state.step + 1) % config.log_every == 0:
-            self._log()
+        return loss, norm
+
+    def _graphed_gradients(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """As `_gradients`, for one process on a GPU and one batch a step."""
+        assert self._graphed is not None
+        waiting = time.perf_counter()
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead[0] != self._key(0):
+            ahead = self._key(0), self.task.train.batch(indices, self._key(0))
+        batch = ahead[1]
+        self.state.waited += time.perf_counter() - waiting
+        self.state.tokens += batch.tokens
+        return self._graphed(batch, len(indices), self._seed_step)
+
+    def _losses_of(self, inputs: dict[str, Tensor], batch: Batch) -> Tensor:
+        return self.task.losses(self.raw(**inputs), batch)
+
+    def _seed_step(self) -> None:
+        torch.manual_seed(_seed(self.config.seed, self.state.step, self.fabric.global_rank))
+
+    def _key(self, number: int, ahead: int = 0) -> tuple[int, ...]:
+        """Seeds what a batch of this step, or of one ahead in the same epoch, draws at random."""
+        return (self.config.seed, self.state.epoch, self.state.group + ahead, number)
 
     def _batch(self, indices: npt.NDArray[np.int64], number: int, rank: int) -> tuple[Batch, float]:
         """The share of a process in a batch, on the device, and its weight: 1, or 0 if it has none."""
         world = self.fabric.world_size
-        key = (self.config.seed, self.state.epoch, self.state.group, number)
+        key = self._key(number)
         if rank < len(indices):
             batch, weight = self.task.train.batch(indices, key, rank, world), 1.0
         else:  # an example too few: compute one for nothing, so that all processes go the same way

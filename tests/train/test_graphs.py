@@ -1,0 +1,97 @@
+"""A step as a CUDA graph: padding to a grid changes nothing, and on a GPU the same comes out as eagerly."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datransformer.data.batches import Batch
+from datransformer.data.config import DataConfig
+from datransformer.data.prepare import Progress, RowSplits, prepare_texts, probe_rows
+from datransformer.data.probe import Probe
+from datransformer.models.build import build_model
+from datransformer.models.config import ModelConfig
+from datransformer.train.config import RunConfig, TrainConfig
+from datransformer.train.fit import Data, fit
+from datransformer.train.graphs import grid, pad_batch
+
+NONE = -1
+TOKENS = torch.tensor([[3, 4, 5], [6, 7, 0]])
+BATCHES = {
+    "sentence": {"tokens": TOKENS},
+    "document": {"tokens": TOKENS, "sentences": torch.tensor([[0, 1], [1, NONE]])},
+    "recommend": {
+        "titles": TOKENS,
+        "history": torch.tensor([[0, 1], [NONE, NONE]]),
+        "candidates": torch.tensor([[1, 0, NONE], [0, 1, 1]]),
+    },
+    "pair": {"first": TOKENS, "second": TOKENS[:, :2]},
+}
+
+
+@pytest.mark.parametrize("task", BATCHES)
+def test_a_padded_batch_has_the_same_loss_and_gradients(task: str) -> None:
+    config = ModelConfig(heads=2, head_dim=6, embed_dim=11, feedforward_dim=13, dropout=0.0, pair="siamese")
+    model = build_model(task, 9, 3, config)
+    batch = Batch(BATCHES[task], torch.tensor([0, 1]), np.array([1, 2]), 5)
+    padded, weights = pad_batch(batch, 2)
+    results = []
+    for inputs, targets, scale in (
+        (batch.inputs, batch.targets, torch.full((2,), 0.5)),
+        (padded.inputs, padded.targets, weights),
+    ):
+        assert targets is not None
+        model.zero_grad()
+        losses = torch.nn.functional.cross_entropy(model(**inputs), targets, reduction="none")
+        loss = (losses * scale).sum()
+        loss.backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((loss.detach(), gradients))
+    assert all(size % 8 == 0 for name, t in padded.inputs.items() for size in t.shape if name != "candidates")
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+def test_the_grid_never_shrinks_and_wastes_little() -> None:
+    sizes = [grid(size) for size in range(1, 3000)]
+    assert all(size <= wide < size + 128 for size, wide in enumerate(sizes, 1))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) < 50
+
+
+def train(folder: Path, name: str, **options: object) -> list[dict[str, float]]:
+    def load(config: RunConfig, cache: Path, progress: Progress) -> Data:
+        first, second = (
+            probe_rows(Probe(rows=count, seed=seed, length=16, markers=4)) for seed, count in ((0, 700), (1, 100))
+        )
+        return prepare_texts(RowSplits(first, second), shape="sentence", rating=False, config=DataConfig(), cache=cache)
+
+    config = RunConfig(
+        model=ModelConfig(heads=2, head_dim=8, embed_dim=16, dropout=float(str(options.pop("dropout", 0.0)))),
+        train=TrainConfig(epochs=2, batch_size=48, log_every=1, checkpoint_every=3, **options),  # type: ignore[arg-type]
+    )
+    fit(config, folder / name, cache=folder / "cache", device="cuda", load=load)
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "loss" in line]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_graphs_train_as_eager_steps_do(tmp_path: Path, precision: str) -> None:
+    eager = train(tmp_path, "eager", cuda_graphs=False, precision=precision)
+    graphed = train(tmp_path, "graphed", precision=precision)
+    tolerance = 1e-4 if precision == "32-true" else 2e-2
+    np.testing.assert_allclose([x["loss"] for x in graphed], [x["loss"] for x in eager], atol=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_dropout_in_a_graph_follows_the_seed_of_the_step(tmp_path: Path) -> None:
+    first, again = (train(tmp_path, name, dropout=0.5) for name in ("first", "again"))
+    other = train(tmp_path, "other", dropout=0.5, seed=1)
+    none = train(tmp_path, "none")
+    assert [x["loss"] for x in first] == [x["loss"] for x in again]
+    assert first[0]["loss"] != none[0]["loss"]
+    assert [x["loss"] for x in first] != [x["loss"] for x in other]
