@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from datransformer.models.config import ModelConfig
 from datransformer.models.heads import build_head
 from datransformer.models.text import TextEncoder
+from datransformer.nn.dropout import Dropout
 
 
 class SiameseModel(nn.Module):
@@ -21,7 +22,7 @@ class SiameseModel(nn.Module):
         super().__init__()
         self.text = TextEncoder(vocabulary, config)
         self.compare = nn.Sequential(
-            nn.Linear(4 * config.embed_dim, config.embed_dim), nn.ReLU(), nn.Dropout(config.dropout)
+            nn.Linear(4 * config.embed_dim, config.embed_dim), nn.ReLU(), Dropout(config.dropout)
         )
         self.head = build_head(config.embed_dim, config, classes)
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from datransformer.models.config import ModelConfig
+from datransformer.nn.dropout import Dropout
 from datransformer.nn.pooling import POOLINGS
 
 PADDING = 0  # the id that `datransformer.data.tokenizer` keeps for padding
@@ -18,7 +19,7 @@ class SequenceEncoder(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.encoder = config.encoder()
         self.pooling = POOLINGS[config.pooling](config.embed_dim)
 

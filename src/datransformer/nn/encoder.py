@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from datransformer.nn.dropout import Dropout
 from datransformer.nn.embedding import SinusoidalPositions
 from datransformer.nn.mixers import MIXERS
 from datransformer.nn.multihead import MultiheadAttention
@@ -47,11 +48,11 @@ class EncoderLayer(nn.Module):
         self.feedforward = nn.Sequential(
             nn.Linear(attention.embed_dim, feedforward_dim),
             nn.ReLU(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(feedforward_dim, attention.embed_dim),
         )
         self.feedforward_norm = nn.LayerNorm(attention.embed_dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
