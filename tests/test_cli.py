@@ -293,6 +293,46 @@ def test_a_very_long_text_is_cut_and_said(call: Call, run_folder: Path, tmp_path
     assert "1 rows: text too long, its end was cut off (first: " in done.err
 
 
+def test_a_file_is_dev_or_test_as_it_was_called(call: Call, tmp_path: Path) -> None:
+    train, other = write_csv(tmp_path / "a.csv", ROWS), write_csv(tmp_path / "b.csv", ROWS[:9])
+    for flag, expected in (("--dev", {"train": 80, "dev": 9}), ("--test", {"train": 72, "dev": 8, "test": 9})):
+        out = tmp_path / flag.strip("-")
+        assert call("train", "--train", train, flag, other, "--out", out, "--epochs", 1, *TINY).status == 0
+        assert json.loads((out / "result.json").read_text())["examples"] == expected
+
+
+def test_files_of_nothing_but_bad_rows(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    blank = write_csv(tmp_path / "c.csv", [(" ", "positive"), ("", "negative")])
+    skip = ("--bad-rows", "skip", "--device", "cpu")
+    for command in ("predict", "evaluate"):
+        assert "no row can be used (2 rows: empty text" in call(command, run_folder, "--data", blank, *skip).error
+    train, unknown = write_csv(tmp_path / "a.csv", ROWS), write_csv(tmp_path / "b.csv", [("x", "other")] * 3)
+    done = call("train", "--train", train, "--dev", unknown, "--out", tmp_path / "r", "--bad-rows", "skip", *TINY)
+    assert "b.csv: no row can be used" in done.error
+
+
+def test_a_model_that_diverged_is_not_taken_for_one_that_answers(call: Call, tmp_path: Path) -> None:
+    train = write_csv(tmp_path / "a.csv", ROWS)
+    done = call("train", "--train", train, "--out", tmp_path / "r", "--lr", "1e30", "--set", "train.steps=1", *TINY)
+    assert "NaN or Inf" in done.error
+
+
+def test_resume_keeps_to_the_width_of_the_run(call: Call, run_copy: Path) -> None:
+    (run_copy / "result.json").unlink()
+    done = call("train", "--resume", "--out", run_copy, "--set", "model.embed_dim=12", "--device", "cpu")
+    assert "--resume with another model.embed_dim (12, was 8)" in done.error
+
+
+def test_predictions_do_not_overwrite_what_they_are_made_from(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    device = ("--device", "cpu")
+    data = write_csv(tmp_path / "in.csv", ROWS)
+    error = call("predict", run_folder, "--data", data, "--out", run_folder / "x.csv", *device).error
+    assert "inside the run" in error
+    folder = write_mind(tmp_path / "m")
+    error = call("predict", run_folder, "--data", folder, "--out", folder / "behaviors.tsv", *device).error
+    assert "inside it" in error
+
+
 def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path) -> None:
     data = write_csv(tmp_path / "c.csv", [*ROWS, ("x", "neutral")])
     error = call("evaluate", run_folder, "--data", data, "--device", "cpu").error
@@ -302,7 +342,7 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["train", "--train", "none.csv", "--out", "run"], "none.csv: no such file"),
+        (["train", "--train", "none.csv", "--out", "run"], "none.csv: there is no such file"),
         (["train", "--train", ".", "--out", "run"], "expected a file"),
         (["train", "--train", "t.csv", "--out", "t.csv"], "is a file, expected a folder"),
         (["train", "--train", "t.csv", "--out", "full"], "holds files that are not a run"),
@@ -317,6 +357,13 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["train", "--train", "t.csv", "--out", "run", "--vectors", "odd.txt"], "odd.txt, row 2"),
         (["train", "--train", "t.csv", "--out", "run", "--tokenizer", "bad.yaml"], "not a tokenizer.json"),
         (["train", "--train", "t.csv", "--out", "run", "--task", "pair"], "--text-pair-column"),
+        (["train", "--train", "t.csv", "--out", "run", "--text-pair-column", "label"], "with --task pair only"),
+        (["train", "--train", "t.csv", "--out", "run", "--dataset", "probe"], "expected one of them"),
+        (["train", "--train", "t.csv", "--out", "run", "--set", "data.split_seed=-1"], "split_seed: got -1"),
+        (["train", "--train", "t.csv", "--out", "run", "--set", "model.embed_dim=99999"], "embed_dim: got 99999"),
+        (["train", "--train", "t.csv", "--out", "run", "--set", "train.lr=2020-13-45"], "train.lr"),
+        (["train", "--train", "/dev/zero", "--out", "run"], "not a regular file"),
+        (["train", "--train", "x\x1b[31m.csv", "--out", "run"], "x\\x1b[31m.csv"),
         (["train", "--train", "t.csv", "--out", "run", "--task", "poem"], "task: got 'poem', expected one of"),
         (["train", "--train", "t.csv", "--out", "run", "--format", "xls"], "unknown format 'xls'"),
         (["train", "--train", "t.csv", "--out", "run", "--bad-rows", "drop"], "bad_rows: got 'drop'"),

@@ -1,5 +1,6 @@
 """The command line: verbs, thin."""
 
+import itertools
 import json
 import os
 import shutil
@@ -44,20 +45,24 @@ app.add_typer(bench_app, name="bench")
 def main() -> None:
     """Run a command; what the user can mend is one line, not a traceback."""
     from datransformer.train.loop import Interrupted, TrainingError
+    from datransformer.train.progress import printable
 
     try:
         app()
     except (InputError, TrainingError) as error:
-        _fail(str(error), 1)
+        _fail(printable(str(error)), 1)
     except Interrupted as error:
-        _fail(str(error), 130)
+        _fail(printable(str(error)), 130)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except OSError as error:
+        _fail(printable(f"{error.filename or 'the system'}: {error.strerror or error}"), 1)
 
 
 def _fail(message: str, status: int) -> None:
-    Console(stderr=True, soft_wrap=True).print("error: " + " ".join(message.split()), markup=False, highlight=False)
+    line = "error: " + " ".join(message.split())
+    Console(stderr=True, soft_wrap=True).print(line, markup=False, emoji=False, highlight=False)
     sys.exit(status)
 
 
@@ -119,7 +124,9 @@ def train(
     task: Annotated[str | None, typer.Option(help="sentence, pair, document or recommend. \\[sentence]")] = None,
     train_file: Annotated[
         Path | None,
-        typer.Option("--train", help="csv, tsv, jsonl or Parquet file; for recommend a folder of MIND files."),
+        typer.Option(
+            "--train", help="csv, tsv, jsonl or Parquet file; for recommend a folder of MIND files. \\[the probe]"
+        ),
     ] = None,
     dev: Annotated[
         Path | None, typer.Option(help="File to choose by. Without it a seeded tenth of --train is held out.")
@@ -225,8 +232,12 @@ def train(
     )
     if reporter.enabled:
         for split, metrics in result["metrics"].items():
-            typer.echo(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in metrics.items()))
+            typer.echo(f"{split}: " + ", ".join(_spell(name, value) for name, value in metrics.items()))
         typer.echo(f"Run: {out}")
+
+
+def _spell(name: str, value: float) -> str:
+    return f"{name} {value:.4f}" if isinstance(value, float) else f"{name} {value:,}"
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -255,14 +266,16 @@ def _task_of_dataset(values: dict[str, Any]) -> dict[str, Any]:
                 raise InputError("--train: got nothing, expected a file to train on")
             typer.echo("no --train: training on the built-in probe", err=True)
             values["files"] = {**files, "dataset": "probe"}
-        if name in DATASETS:
+        if isinstance(name, str) and name in DATASETS:
             values.setdefault("task", DATASETS[name].task)
     return values
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run directory that train made.", metavar="RUN")]
-DataFile = Annotated[Path | None, typer.Option("--data", help="File to read, - for standard input.")]
+DataFile = Annotated[
+    Path | None, typer.Option("--data", help="File to read; - reads csv with a header from standard input.")
+]
 
 
 @app.command()
@@ -299,14 +312,14 @@ def evaluate(
         typer.echo(json.dumps(metrics))
     else:
         for name, value in metrics.items():
-            typer.echo(f"{name:>12} {value:.4f}" if isinstance(value, float) else f"{name:>12} {value:,}")
+            typer.echo(_spell(f"{name:>12}", value))
 
 
 @app.command()
 def predict(
     run: RunFolder,
     text: Annotated[list[str] | None, typer.Option(help="A text; may be repeated.")] = None,
-    text_pair: Annotated[list[str] | None, typer.Option(help="The second text of each pair.")] = None,
+    text_pair: Annotated[list[str] | None, typer.Option(help="The second text of each --text (pair).")] = None,
     data: DataFile = None,
     out: Annotated[
         Path | None,
@@ -339,9 +352,11 @@ def predict(
     )
 
     if (data is None) == (not text):
-        raise InputError("expected either --text or --data, - for standard input")
-    if out is not None and data is not None and out.resolve() == data.resolve():
-        raise InputError(f"--out: got {out}, which is --data; expected another file")
+        raise InputError("expected either --text or --data; --data - reads csv with a header from standard input")
+    if out is not None and data is not None and data.resolve() in (out.resolve(), out.resolve().parent):
+        raise InputError(f"--out: got {out}, which is --data or inside it; expected another file")
+    if out is not None and run.resolve() in out.resolve().parents:
+        raise InputError(f"--out: got {out}, which is inside the run; expected another file")
     with _loaded(run, device) as (trained, worker, reporter), tempfile.TemporaryDirectory() as scratch:
         task = trained.config.task
         form = file_format or ("csv" if data == Path("-") else "auto")
@@ -380,13 +395,13 @@ def predict(
 
 
 def _labelled(folder: Path) -> bool:
-    """Whether the first impression says what was clicked; MIND's test set does not."""
+    """Whether the first impressions say what was clicked; those of MIND's test set do not."""
     try:
         with (folder / "behaviors.tsv").open(encoding="utf-8", errors="replace") as file:
-            shown = file.readline().rstrip("\n").split("\t")[-1].split()
+            lines = [line.rstrip("\n").split("\t")[-1].split() for line in itertools.islice(file, 100) if line.strip()]
     except OSError:
         return True
-    return bool(shown) and all(candidate.endswith(("-0", "-1")) for candidate in shown)
+    return any(shown and all(candidate.endswith(("-0", "-1")) for candidate in shown) for shown in lines)
 
 
 def _spooled(path: Path, folder: Path) -> Path:

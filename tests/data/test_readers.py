@@ -249,7 +249,7 @@ class TestFiles:
 
     def test_many_columns_are_not_all_listed(self, write: Write) -> None:
         path = write("a.csv", ",".join(f"c{i}" for i in range(33)) + "\n")
-        with pytest.raises(InputError, match=r"expected one of: 'c0', .* 'c19' and 13 more$"):
+        with pytest.raises(InputError, match=r"expected one of: 'c0', .* 'c19' and 13 more "):
             read(path)
 
     def test_column_that_is_there_twice(self, write: Write) -> None:

@@ -38,6 +38,9 @@ def test_save_and_load(fitted: TextClassifier, tmp_path: Path) -> None:
     again = TextClassifier.load(tmp_path / "run")
     np.testing.assert_array_equal(again.predict_proba(TEXTS), fitted.predict_proba(TEXTS))
     assert again.get_params()["embed_dim"] == 8
+    assert again.score(TEXTS, LABELS) == 1.0
+    with pytest.raises(InputError, match="expected a list of texts"):
+        again.predict("good")
     again.save(tmp_path / "copy")
     assert (tmp_path / "copy" / "model.safetensors").read_bytes() == (
         tmp_path / "run" / "model.safetensors"
@@ -90,6 +93,9 @@ def test_bad_input_is_named(arguments: tuple[list[str], list[int]], message: str
 def test_mistakes_in_its_use_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not fitted"):
         TextClassifier().predict(["x"])
+    for settings in ({"task": "document"}, {"model": {"head": "rating"}}):
+        with pytest.raises(InputError, match="classes of sentences"):
+            TextClassifier(settings=settings).fit(TEXTS, LABELS)
     with pytest.raises(InputError, match="attention: got 'flash'"):
         TextClassifier("flash").fit(TEXTS, LABELS)
     with pytest.raises(ValueError, match="width: unknown"):
@@ -98,6 +104,13 @@ def test_mistakes_in_its_use_are_named(tmp_path: Path) -> None:
         TextClassifier.load(tmp_path / "none")
     with pytest.raises(AttributeError, match="TextRanker"):
         datransformer.TextRanker  # noqa: B018
+
+
+def test_there_is_an_answer_for_every_text_or_none() -> None:
+    settings = {"data": {"bad_rows": "skip"}, "train": {"steps": 1}}
+    classifier = TextClassifier(**TINY, settings=settings).fit(TEXTS, LABELS)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="row 2, column 'text': empty text"):
+        classifier.predict(["good", "", "bad"])
 
 
 def test_a_foreign_estimator_error_is_a_value_error() -> None:

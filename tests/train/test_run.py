@@ -18,7 +18,7 @@ from datransformer.models.config import ModelConfig
 from datransformer.train.checkpoint import hash_of, save_tensors
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
 from datransformer.train.fit import fit, load_data
-from datransformer.train.run import load_run
+from datransformer.train.run import load_run, locked
 
 if TYPE_CHECKING:
     from tests.train.conftest import Bench
@@ -152,11 +152,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unfinished": (remove("result.json"), "run: has no result.json: training has not ended; go on with train --resume"),
     "result cut": (cut("result.json"), "result.json: not JSON ("),
     "result a list": (write("result.json", "[]"), "result.json: got list, expected an object"),
-    "result without hashes": (write("result.json", "{}"), f"model.safetensors: {CHANGED}"),
-    "result with odd hashes": (write("result.json", '{"files": 3}'), f"model.safetensors: {CHANGED}"),
+    "result without hashes": (write("result.json", "{}"), f"config.yaml: {CHANGED}"),
+    "result with odd hashes": (write("result.json", '{"files": 3}'), f"config.yaml: {CHANGED}"),
     "config missing": (remove("config.yaml"), "run: has no config.yaml, expected a run directory"),
     "config cut": (write("config.yaml", "format: 1\ntask: [a"), "config.yaml: not YAML"),
-    "config of another width": (change_config, "does not fit the model: "),
+    "config of another width": (change_config, f"config.yaml: {CHANGED}"),
     "NaN": (
         change_weights(lambda tensors: tensors.update({"head.bias": torch.full((2,), torch.nan)})),
         "model.safetensors: 'head.bias' holds NaN or Inf, expected finite weights",
@@ -316,7 +316,7 @@ def test_overwriting_removes_the_run_and_nothing_else(bench: "Bench") -> None:
 def test_what_fails_before_training_leaves_the_old_run(bench: "Bench") -> None:
     bench.fit(bench.config())
     before = bench.content()
-    with pytest.raises(InputError, match=r"nope\.csv: no such file"):
+    with pytest.raises(InputError, match=r"nope\.csv: there is no such file"):
         bench.fit(bench.config(files_train=["nope.csv"]), overwrite=True)
     with pytest.raises(InputError, match=r"^train\.metric"):
         bench.fit(bench.config(train_metric="nope"), overwrite=True)
@@ -362,3 +362,9 @@ def test_a_device_that_is_not_there(bench: "Bench") -> None:
         InputError, match=r"^--device: got 'cuda', but torch finds no CUDA device; expected auto or cpu$"
     ):
         fit(bench.config(), bench.folder / "run", cache=bench.folder / "cache", device="cuda")
+
+
+def test_two_trainings_do_not_share_a_folder(bench: "Bench") -> None:
+    with locked(bench.folder / "run"), pytest.raises(InputError, match="another process is training there"):
+        bench.fit(bench.config())
+    bench.fit(bench.config())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datransformer.ops.checks import check_choice, check_positive_int
 
 BAD_ROWS = ("stop", "skip")
+MOST = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,11 @@ class DataConfig:
             raise ValueError("text_columns: got none, expected at least one")
         if not 0 < self.dev_share < 1:
             raise ValueError(f"dev_share: got {self.dev_share}, expected a number between 0 and 1")
+        if self.split_seed < 0:
+            raise ValueError(f"split_seed: got {self.split_seed}, expected 0 or more")
+        for name in ("vocabulary", "max_length", "max_sentences", "max_sentence_length", "max_title_length"):
+            if getattr(self, name) > MOST:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected at most {MOST:,}")
         for name in ("vocabulary", "min_count", "min_examples_per_class", "max_length", "max_sentences"):
             check_positive_int(name, getattr(self, name))
         for name in ("max_sentence_length", "max_title_length", "max_history"):

@@ -60,8 +60,9 @@ class Labels:
     def encode(self, labels: pa.Array) -> tuple[Array, npt.NDArray[np.bool_]]:
         """Numbers for the label column, and which of them are not known."""
         if self.classes is None:
-            numbers = _as_numbers(labels)
-            return numbers.astype(np.float32), ~np.isfinite(numbers)
+            with np.errstate(over="ignore"):
+                numbers = _as_numbers(labels).astype(np.float32)
+            return numbers, ~np.isfinite(numbers)
         index = pc.index_in(labels, value_set=pa.array(self.classes, labels.type))
         return pc.fill_null(index, 0).to_numpy(), pc.is_null(index).to_numpy(zero_copy_only=False)
 

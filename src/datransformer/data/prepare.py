@@ -20,11 +20,11 @@ from datransformer.data.datasets import Source
 from datransformer.data.encode import Examples, Labels, encode_rows
 from datransformer.data.errors import BadRows, InputError
 from datransformer.data.probe import Probe
-from datransformer.data.readers import read_rows
+from datransformer.data.readers import check_file, guess_format, read_rows
 from datransformer.data.store import write_text
 from datransformer.data.tokenizer import TextTokenizer, WordTokenizer, count_words, load_tokenizer
 
-FORMAT = 1  # of what is kept on disk; another number is another key
+FORMAT = 2  # of what is kept on disk; another number is another key
 
 Progress = Callable[[str, int, int | None], None]
 
@@ -50,7 +50,9 @@ class Rows:
 
 def file_rows(source: Source, progress: Progress = no_progress) -> Rows:
     """The rows of a file, identified by its content and by how it is read."""
-    identity = f"{hash_file(source.path, progress)} {source.format} {source.columns}"
+    content = hash_file(source.path, progress)
+    form = guess_format(source.path) if source.format == "auto" else source.format
+    identity = f"{content} {form} {source.columns}"
     return Rows(
         str(source.path),
         identity,
@@ -118,9 +120,9 @@ def prepare_texts(
         cache: Folder for encoded data, shared by all runs.
         progress: Called with a stage's name, rows done, and how many there are, if known.
     """
-    sources = [rows for rows in (splits.train, splits.dev, splits.test) if rows is not None]
+    sources = [None if rows is None else rows.identity for rows in (splits.train, splits.dev, splits.test)]
     counts = (splits.train_rows, splits.dev_rows, splits.test_rows, splits.keep_labels)
-    key = fingerprint([rows.identity for rows in sources], counts, shape, rating, settings_key(config))
+    key = fingerprint(sources, counts, shape, rating, settings_key(config))
 
     def build(folder: Path) -> None:
         _build(folder, splits, shape=shape, rating=rating, config=config, progress=progress)
@@ -149,7 +151,7 @@ def encode_texts(
     """Encode rows with a tokenizer and labels that are already there; what there is to say about them."""
     bad_rows = BadRows(skip=config.bad_rows == "skip")
     path = folder / "rows.arrow"
-    encode_rows(
+    count = encode_rows(
         _watched(rows.read(bad_rows), "encoding", None, progress),
         path,
         source=rows.name,
@@ -159,9 +161,9 @@ def encode_texts(
         config=config,
         bad_rows=bad_rows,
     )
-    if not path.exists() or not len(examples := Examples.open(path)):
+    if not count:
         raise InputError(f"{rows.name}: no row can be used ({'; '.join(bad_rows.lines())})")
-    return examples, bad_rows.lines()
+    return Examples.open(path), bad_rows.lines()
 
 
 def _build(
@@ -196,7 +198,7 @@ def _build(
     for number, name in enumerate(names):
         own = name in parsed
         rows = _batches(parsed[name]) if own and number else _members(parsed["train"], members, number)
-        encode_rows(
+        count = encode_rows(
             _watched(rows, f"encoding {name}", None if own and number else int((members == number).sum()), progress),
             folder / f"{name}.arrow",
             source=getattr(splits, name).name if own else splits.train.name,
@@ -206,8 +208,10 @@ def _build(
             config=config,
             bad_rows=bad_rows,
         )
-        if not (folder / f"{name}.arrow").exists():
-            raise InputError(f"{getattr(splits, name).name}: no row can be used ({'; '.join(bad_rows.lines())})")
+        if not count:
+            raise InputError(
+                f"{(getattr(splits, name) or splits.train).name}: no row can be used ({'; '.join(bad_rows.lines())})"
+            )
     for path in parsed.values():
         path.unlink()
     about = {"classes": labels.classes, "splits": names, "notes": notes + bad_rows.lines()}
@@ -351,9 +355,12 @@ def cached(folder: Path, build: Callable[[Path], None], check: Callable[[Path], 
     if folder.exists():
         try:
             check(folder)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:
             notes.append(f"{folder}: the cache is damaged ({error}) and was made anew")
-            shutil.rmtree(folder)
+            if folder.is_dir():
+                shutil.rmtree(folder)
+            else:
+                folder.unlink()
         else:
             return folder, notes
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.part")
@@ -376,6 +383,8 @@ def cached(folder: Path, build: Callable[[Path], None], check: Callable[[Path], 
 def _check_texts(folder: Path) -> None:
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     load_tokenizer(folder / "tokenizer.json")
+    if not {"classes", "notes"} <= set(about):
+        raise KeyError("about.json")
     for name in about["splits"]:
         Examples.open(folder / f"{name}.arrow")
 
@@ -388,16 +397,13 @@ def fingerprint(*parts: object) -> str:
 def hash_file(path: Path, progress: Progress = no_progress) -> str:
     """SHA-256 of a file's content."""
     digest = hashlib.sha256()
+    check_file(path)
     try:
         total = path.stat().st_size
         with path.open("rb") as file:
             while block := file.read(1 << 22):
                 digest.update(block)
                 progress(f"hashing {path.name}", file.tell(), total)
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a folder, expected a file") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     return digest.hexdigest()

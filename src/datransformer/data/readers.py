@@ -153,6 +153,8 @@ def open_bytes(path: Path) -> Iterator[io.BufferedReader | gzip.GzipFile]:
 
 def check_file(path: Path) -> None:
     """Refuse what is not a file with something in it."""
+    if "\0" in str(path):
+        raise InputError(f"{str(path)!r}: holds a NUL byte, expected the name of a file")
     if not path.exists():
         raise InputError(f"{path}: there is no such file")
     if not path.is_file():
@@ -166,7 +168,9 @@ def check_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> No
     for name in wanted:
         if names.count(name) != 1:
             found = "no column" if name not in names else "more than one column"
-            raise InputError(f"{path}: {found} {name!r}, expected one of: {listed(names)}")
+            raise InputError(
+                f"{path}: {found} {name!r}, expected one of: {listed(names)} (--text-column, --label-column)"
+            )
 
 
 def listed(names: Iterable[str]) -> str:

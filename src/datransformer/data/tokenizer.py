@@ -119,6 +119,10 @@ class FileTokenizer:
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         names = {index: word for word, index in vocabulary.items()}
+        if max(names, default=0) > 2 * len(names) + 1000:
+            raise InputError(
+                f"the tokenizer's ids go up to {max(names)} for {len(names)} tokens, expected them in a row"
+            )
         self.words: Sequence[str] = [*SPECIAL, *(names.get(index, "") for index in range(max(names, default=-1) + 1))]
 
     @property
@@ -126,7 +130,10 @@ class FileTokenizer:
         return len(self.words)
 
     def encode(self, texts: pa.Array) -> Encoded:
-        encodings = self._tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exceptions
+            raise InputError(f"the tokenizer cannot encode the texts ({error})") from error
         lengths = np.fromiter((len(encoding) for encoding in encodings), np.int32, len(encodings))
         ids = np.fromiter((index for encoding in encodings for index in encoding.ids), np.int32, int(lengths.sum()))
         return Encoded(ids + np.int32(len(SPECIAL)), lengths)
@@ -143,7 +150,9 @@ def load_tokenizer(path: Path) -> TextTokenizer:
         tokenizer = Tokenizer.from_str(content)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file, expected a tokenizer.json") from None
-    except Exception as error:  # the library raises bare Exceptions
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the library raises bare Exceptions, and panics that are not even those
         raise InputError(f"{path}: not a tokenizer.json that can be read ({error})") from None
     if fields.get("model", {}).get("type") == "WordLevel":
         vocabulary = fields["model"]["vocab"]

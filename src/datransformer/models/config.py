@@ -11,6 +11,7 @@ from datransformer.ops.checks import check_choice, check_dropout, check_positive
 
 PAIR_FORMS = ("joint", "siamese")
 HEADS = ("class", "rating")
+MOST = 16_384  # of anything: a model beyond is a typing mistake, or an attack on memory
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class ModelConfig:
         check_choice("head", self.head, HEADS)
         for name in ("layers", "heads", "head_dim", "embed_dim"):
             check_positive_int(name, getattr(self, name))
+            if getattr(self, name) > MOST:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected at most {MOST:,}")
         if self.feedforward_dim is not None:
             check_positive_int("feedforward_dim", self.feedforward_dim)
         check_dropout("dropout", self.dropout)

@@ -107,11 +107,11 @@ def load_checkpoint(
             if metadata.get("sha256") != _digest(tensors):
                 raise InputError(f"{path}: damaged: its SHA-256 is not the one that was written into it")  # noqa: TRY301
             state: dict[str, Any] = json.loads(metadata["state"])
-            weights = {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")}
-            fill(model, weights, path)
         except (InputError, KeyError, ValueError) as error:
             notes.append(f"{error}; trying the checkpoint before it")
             continue
+        # A whole checkpoint that does not fit is of another run: to start anew would throw it away.
+        fill(model, {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("model.")}, path)
         moments: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors.items():
             if name.startswith("optimizer."):

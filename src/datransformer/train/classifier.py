@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +116,17 @@ class TextClassifier:
     def predict_proba(self, texts: Texts) -> npt.NDArray[np.float32]:
         """Probabilities [texts, classes], classes in the order of ``classes_``."""
         run = self._fitted()
+        if isinstance(texts, str):
+            raise InputError("texts: got one text, expected a list of texts")
         if not len(texts):
             return np.zeros((0, len(self.classes_)), np.float32)
-        return answer_rows(run, rows_of_texts(list(texts)), labelled=False).answers
+        every_row = replace(run.config.data, bad_rows="stop")  # an answer for each text, or none at all
+        return answer_rows(run, rows_of_texts(list(texts)), labelled=False, data=every_row).answers
 
     def score(self, texts: Texts, labels: Texts) -> float:
         """The share of texts that get their label."""
-        return float((self.predict(texts) == np.asarray(_values(labels))).mean())
+        wanted = [str(label) for label in _values(labels)]  # a run keeps the names of its labels, not their type
+        return float(np.mean([str(label) == name for label, name in zip(self.predict(texts), wanted, strict=True)]))
 
     def save(self, folder: str | Path) -> None:
         """Write a run directory, which the command line reads too."""
@@ -184,7 +189,10 @@ class TextClassifier:
             values[group][name] = getattr(self, name)
         for group, options in (self.settings or {}).items():
             values[group] = {**values.get(group, {}), **options} if isinstance(options, dict) else options
-        return from_dict(RunConfig, values, "settings")
+        config = from_dict(RunConfig, values, "settings")
+        if config.task != "sentence" or config.rating:
+            raise InputError("settings: a TextClassifier finds classes of sentences; other tasks have the command line")
+        return config
 
     def _take(self, run: Run, originals: dict[str, Any]) -> None:
         assert run.labels.classes is not None

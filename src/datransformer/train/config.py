@@ -1,6 +1,7 @@
 """All settings of a run, from a YAML file, from the command line, or both."""
 
 import dataclasses
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -173,7 +174,7 @@ def to_dict(config: object) -> dict[str, Any]:
 def from_dict(kind: type[Config], values: Any, where: str) -> Config:
     """Build a config from plain values. An unknown key or a value of the wrong kind is an error that says so."""
     if not isinstance(values, Mapping):
-        raise InputError(f"{where}: got {values!r}, expected a mapping of settings")
+        raise InputError(f"{where}: got {reprlib.repr(values)}, expected a mapping of settings")
     hints = typing.get_type_hints(kind)
     arguments = {}
     for key, value in values.items():
@@ -199,11 +200,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         values = value.split(",") if isinstance(value, str) else value
         if not isinstance(values, list | tuple) or not all(isinstance(entry, str) for entry in values):
-            raise InputError(f"{where}: got {value!r}, expected a list of words")
+            raise InputError(f"{where}: got {reprlib.repr(value)}, expected a list of words")
         return tuple(entry.strip() for entry in values)
     if origin is not None and issubclass(origin, Mapping):
         if not isinstance(value, Mapping):
-            raise InputError(f"{where}: got {value!r}, expected a mapping")
+            raise InputError(f"{where}: got {reprlib.repr(value)}, expected a mapping")
         return dict(value)
     if hint is float and isinstance(value, str):
         try:  # YAML reads 1e-3, without a point, as a word
@@ -213,7 +214,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise InputError(f"{where}: got {value!r}, expected {_NAMES[hint]}")
+        raise InputError(f"{where}: got {reprlib.repr(value)}, expected {_NAMES[hint]}")
     return value
 
 
@@ -228,7 +229,7 @@ def override(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
             raise InputError(f"--set {setting}: expected key=value, as in --set train.lr=0.001")
         try:
             value = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             value = text
         *parents, last = key.strip().split(".")
         place = values
@@ -248,7 +249,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: no such file, expected a YAML file of settings") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: not YAML ({' '.join(str(error).split())})") from error
     if values is None:
         return {}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ from datransformer.train.run import (
     learned_distances,
     load_config,
     load_run,
+    locked,
     read_fingerprint,
     start_folder,
     versions,
@@ -80,13 +82,28 @@ def fit(
         load: Brings the data; None: from the files that ``config`` names.
         on_step: Called with the number of each step that is done.
     """
-    began = time.time()
     reporter = reporter or Reporter(enabled=False)
     _check_folder(folder, config, resume, overwrite)
     fabric = launch(device, config.train.precision, unused_parameters=_has_idle_parameters(config.model))
+    with locked(folder) if fabric.is_global_zero else nullcontext():
+        return _fit(config, folder, cache, fabric, reporter, resume, overwrite, load or load_data, on_step)
+
+
+def _fit(
+    config: RunConfig,
+    folder: Path,
+    cache: Path,
+    fabric: Fabric,
+    reporter: Reporter,
+    resume: bool,
+    overwrite: bool,
+    load: Callable[[RunConfig, Path, Progress], Data],
+    on_step: Callable[[int], None] | None,
+) -> dict[str, Any]:
+    began = time.time()
     reporter.enabled = reporter.enabled and fabric.is_global_zero
     with reporter.live(), fabric.rank_zero_first(local=True):
-        data = (load or load_data)(config, cache, reporter.stage)
+        data = load(config, cache, reporter.stage)
     for note in data.notes:
         reporter.say(note)
     if resume and (folder / CONFIG).exists():
@@ -104,12 +121,14 @@ def fit(
         with reporter.live():
             vectors, note = _read_vectors(config.data, data, reporter.stage)
         reporter.say(note)
+        if resume and (folder / CONFIG).exists() and load_config(folder).model.embed_dim != vectors.shape[1]:
+            raise InputError(f"{config.data.vectors}: {vectors.shape[1]}-d vectors, expected the width of the run")
         config = replace(config, model=replace(config.model, embed_dim=vectors.shape[1]))
     labels = data.labels if isinstance(data, TextData) else Labels(None)
     classes = len(labels.classes or ())
     try:
         model = build_model(config.task, data.tokenizer.size, classes, config.model)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
         raise InputError(f"model: {error}") from error
     if vectors is not None:
         _place_vectors(model, vectors)
@@ -183,6 +202,8 @@ def load_data(config: RunConfig, cache: Path, progress: Progress = no_progress) 
 def find_splits(config: RunConfig) -> Splits | RowSplits:
     """Which files, or which generated rows, make up train, dev and test."""
     files, data = config.files, config.data
+    if files.dataset is not None and files.train:
+        raise InputError(f"--dataset {files.dataset} and --train {files.train[0]}: expected one of them")
     if files.dataset == "probe":
         if config.task != "sentence":
             raise InputError(f"task: got {config.task!r}, but the probe is made of sentences; expected 'sentence'")
@@ -207,13 +228,15 @@ def find_splits(config: RunConfig) -> Splits | RowSplits:
     return Splits(config.task, (sources[0],), dev, test)
 
 
-PROBE_ROWS = 40_000
+PROBE_ROWS = 10_000
 
 
 def columns_of(data: DataConfig, task: str, *, labelled: bool = True) -> Columns:
     """The columns that a task reads."""
     if task == "pair" and data.text_pair_column is None and data.format in ("auto", "csv", "tsv", "jsonl", "parquet"):
         raise InputError("--text-pair-column: got nothing, expected the column of the second text: the task is 'pair'")
+    if task != "pair" and data.text_pair_column is not None:
+        raise InputError(f"--text-pair-column: got {data.text_pair_column!r}, expected it with --task pair only")
     pair = data.text_pair_column if task == "pair" else None
     return Columns(data.text_columns, pair, data.label_column if labelled else None)
 
@@ -234,7 +257,8 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool, overwrite: bool
             )
         if resume:
             before, now = to_dict(load_config(folder)), to_dict(config)
-            before["model"]["embed_dim"] = now["model"]["embed_dim"]  # vectors bring their own
+            if config.data.vectors is not None:  # they bring their own width, which is checked when they are read
+                now["model"]["embed_dim"] = before["model"]["embed_dim"]
             changed = _differences(before, now)
             if changed:
                 raise InputError(f"{folder}: --resume with another {changed[0]}, expected the settings of the run")
@@ -260,7 +284,9 @@ def _has_idle_parameters(config: ModelConfig) -> bool:
         return False
     shift = torch.zeros(1, requires_grad=True)
     mapping = config.attention_options.get("mapping", "learnable_sigmoid")
-    return mapping in MAPPINGS and not MAPPINGS[mapping](torch.zeros(1), shift).requires_grad
+    return (
+        isinstance(mapping, str) and mapping in MAPPINGS and not MAPPINGS[mapping](torch.zeros(1), shift).requires_grad
+    )
 
 
 def _read_vectors(config: DataConfig, data: Data, progress: Progress) -> tuple[Tensor, str]:

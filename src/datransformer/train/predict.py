@@ -22,7 +22,7 @@ from datransformer.data.store import atomic_path
 from datransformer.train.fit import columns_of
 from datransformer.train.metrics import classification_metrics, rating_metrics
 from datransformer.train.run import Run
-from datransformer.train.tasks import ALONE, Answers, Worker, answer_texts, rank_scores, score_impressions
+from datransformer.train.tasks import ALONE, Answers, Worker, answer_texts, rank_scores, rankable, score_impressions
 
 OUTPUTS = ("csv", "tsv", "jsonl")
 
@@ -95,6 +95,8 @@ def rows_of_texts(texts: Sequence[str], pairs: Sequence[str] | None = None, name
             for index, text in enumerate(columns[column]):
                 if not isinstance(text, str):
                     raise InputError(f"{name}, row {index + 1}: got {type(text).__name__}, expected a text")
+                if "\0" in text or not _encodable(text):
+                    raise InputError(f"{name}, row {index + 1}: holds a NUL byte or half a character, expected a text")
                 if not text.strip():
                     bad_rows.meet(name, index + 1, column, "empty text", "some text")
                     good[index] = False
@@ -105,6 +107,14 @@ def rows_of_texts(texts: Sequence[str], pairs: Sequence[str] | None = None, name
         yield batch.filter(pa.array(good))
 
     return Rows(name, "", read)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def evaluate_rows(run: Run, answered: Answered) -> dict[str, float]:
@@ -138,6 +148,8 @@ def evaluate_impressions(
     """The ranking metrics on a folder of MIND files."""
     with tempfile.TemporaryDirectory(prefix="datransformer-") as folder:
         impressions = open_impressions(run, source, Path(folder), labelled=True, bad_rows=bad_rows, progress=progress)
+        if not rankable(impressions):
+            raise InputError(f"{source}: no impression has both a click and a candidate without one, expected some")
         scores, offsets = score_impressions(run.model.to(worker.device), impressions, run.config, worker, progress)
         return rank_scores(impressions, scores, offsets)
 

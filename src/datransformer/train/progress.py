@@ -11,6 +11,11 @@ QUIET_SECONDS = 2.0  # stages shorter than this are not worth a line
 LINE_SECONDS = 10.0
 
 
+def printable(text: str) -> str:
+    """The text with control characters spelt out: a file's name or content must not steer the terminal."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+
+
 class Reporter:
     """Tell of stages and steps.
 
@@ -50,7 +55,7 @@ class Reporter:
     def say(self, line: str) -> None:
         """One line that stays."""
         if self.enabled:
-            self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+            self.console.print(printable(line), markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         """How far a stage of unknown or known size has come."""

@@ -1,9 +1,14 @@
 """A run directory: everything to rebuild a trained model, and what its training gave."""
 
+import contextlib
+import hashlib
 import json
+import os
 import platform
+import reprlib
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +30,15 @@ from datransformer.train.checkpoint import hash_of, load_weights
 from datransformer.train.config import RunConfig, from_dict, read_yaml, write_yaml
 from datransformer.version import __version__
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
 CONFIG, WEIGHTS, METRICS, RESULT = "config.yaml", "model.safetensors", "metrics.jsonl", "result.json"
 VOCAB, CHECKPOINTS, BOARD = "vocab", "checkpoints", "tensorboard"
 TOKENIZER, LABELS = f"{VOCAB}/tokenizer.json", f"{VOCAB}/labels.json"
-HASHED = (WEIGHTS, TOKENIZER, LABELS)
+HASHED = (CONFIG, WEIGHTS, TOKENIZER, LABELS)
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,22 @@ class Run:
     labels: Labels
     model: nn.Module
     result: Mapping[str, Any]
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes of this machine from training into the same folder; the lock dies with its process."""
+    if fcntl is None:  # not a POSIX system
+        yield
+        return
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    path = Path(tempfile.gettempdir()) / f"datransformer-{os.getuid()}-{name}.lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"{folder}: another process is training there, expected a folder of its own") from None
+        yield
 
 
 def start_folder(folder: Path, config: RunConfig, tokenizer: TextTokenizer, labels: Labels, fingerprint: str) -> None:
@@ -86,7 +112,7 @@ def load_config(folder: Path) -> RunConfig:
     values = read_yaml(folder / CONFIG)
     number = values.get("format")
     if not isinstance(number, int):
-        raise InputError(f"{folder / CONFIG}: format: got {number!r}, expected a whole number")
+        raise InputError(f"{folder / CONFIG}: format: got {reprlib.repr(number)}, expected a whole number")
     if number > RunConfig().format:  # before anything else: a newer version may have settings that are unknown here
         raise InputError(
             f"{folder / CONFIG}: the run is of a newer version, format {number}, expected at most "
@@ -108,7 +134,10 @@ def load_run(folder: Path) -> Run:
         if not isinstance(files, dict) or hash_of(folder / name) != files.get(name):
             raise InputError(f"{folder / name}: was changed after training: its SHA-256 is not the one in {RESULT}")
     tokenizer, labels = load_tokenizer(folder / TOKENIZER), load_labels(folder)
-    model = build_model(config.task, tokenizer.size, len(labels.classes or ()), config.model)
+    try:
+        model = build_model(config.task, tokenizer.size, len(labels.classes or ()), config.model)
+    except (TypeError, ValueError, RuntimeError, MemoryError) as error:
+        raise InputError(f"{folder / CONFIG}: model: {error}") from error
     if config.train.precision == "64-true":
         model.double()
     load_weights(model, folder / WEIGHTS)
@@ -120,6 +149,8 @@ def load_labels(folder: Path) -> Labels:
     classes = read_json(folder / LABELS).get("classes")
     if classes is not None and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
         raise InputError(f"{folder / LABELS}: classes: got {classes!r}, expected a list of names, or null")
+    if classes is not None and len(set(classes)) != len(classes):
+        raise InputError(f"{folder / LABELS}: classes: the same name twice, expected each once")
     return Labels(None if classes is None else tuple(classes))
 
 
@@ -134,7 +165,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON ({error})") from error
     if not isinstance(values, dict):
         raise InputError(f"{path}: got {type(values).__name__}, expected an object")

@@ -142,7 +142,7 @@ class RecommendTask:
         self.config = config
         self.train: BatchSource = ClickBatches(data.splits["train"], config.train.negatives)
         for name in set(data.splits) - {"train"}:
-            if not _rankable(data.splits[name]):
+            if not rankable(data.splits[name]):
                 raise InputError(f"{name}: no impression has both a click and a candidate without one, expected some")
 
     def start(self, model: nn.Module) -> None:
@@ -167,7 +167,8 @@ def choose_metric(wanted: str | None, known: tuple[str, ...]) -> str:
     return wanted or known[0]
 
 
-def _rankable(impressions: Impressions) -> bool:
+def rankable(impressions: Impressions) -> bool:
+    """Whether some impression has both a click and a candidate without one."""
     assert impressions.clicked is not None
     flags = Ragged(impressions.clicked, impressions.candidates.offsets).take(impressions.members)
     clicks = np.diff(np.concatenate(([0], np.cumsum(flags.values)))[flags.offsets])
@@ -200,6 +201,8 @@ def answer_texts(
     done = 0
     for indices, batch in _mine(plan, source, worker):
         output = _answer(model, batch, worker).float()
+        if not output.isfinite().all():
+            raise InputError(f"{stage}: the model answers NaN or Inf: its training diverged; a smaller --lr may help")
         if not config.rating:
             output = output.softmax(-1)
         if answers is None:
@@ -276,6 +279,8 @@ def score_impressions(
         inputs = (torch.from_numpy(array.astype(np.int64)).to(worker.device) for array in (history, candidates))
         with worker.autocast():
             batch = model.score(news, *inputs).float().cpu().numpy()
+        if np.isnan(batch).any():
+            raise InputError(f"{stage}: the model answers NaN: its training diverged; a smaller --lr may help")
         for row, impression in zip(batch, place[chosen], strict=True):
             scores[offsets[impression] : offsets[impression + 1]] = row[: lengths[impression]]
         progress(stage, done, len(impressions))
