@@ -216,12 +216,12 @@ class ClickBatches:
         of = np.searchsorted(impressions.candidates.offsets, clicks, side="right") - 1
         mine = np.zeros(len(impressions.names), bool)
         mine[impressions.members] = True
-        self._clicks, self._of = clicks[mine[of]], of[mine[of]]
+        self._clicks, self._of = clicks[mine[of]], of[mine[of]].astype(np.int32)
         if not len(self._clicks):
             raise InputError("no impression has a click, so there is nothing to learn from")
         mean_title = max(int(impressions.titles.lengths.mean()), 1)
         read = impressions.history.offsets[self._of + 1] - impressions.history.offsets[self._of]
-        self.sizes: Array = (read + 1 + negatives) * mean_title
+        self.sizes: Array = ((read + 1 + negatives) * mean_title).astype(np.int32)
 
     def batch(self, indices: Array, key: tuple[int, ...], rank: int = 0, world: int = 1) -> Batch:
         """The share of one process in a batch of clicks; the clicked news is the first candidate of each."""
