@@ -111,8 +111,10 @@ def test_mind(data_dir: Path, tmp_path: Path) -> None:
     whole = [row for row in parts["behaviors_dev_pieces"] if row["candidates"] == "full"]
     train_folder = write_mind(tmp_path / "train", news, parts["behaviors_train"])
     dev_folder = write_mind(tmp_path / "dev", news + extra, whole)
-    result = train(data_dir, tmp_path / "run", "--task", "recommend", "--train", train_folder, "--dev", dev_folder,
-                   "--epochs", 2)  # fmt: skip
+    result = train(
+        data_dir, tmp_path / "run", "--task", "recommend", "--train", train_folder, "--dev", dev_folder, "--epochs", 1,
+        "--set", "data.max_history=20", "--set", "data.max_title_length=16",
+    )  # fmt: skip
     assert result["metrics"]["dev"]["auc"] > 0.52
     command("predict", tmp_path / "run", "--data", dev_folder, "--out", tmp_path / "prediction.txt")
     assert len((tmp_path / "prediction.txt").read_text().splitlines()) == len(whole)

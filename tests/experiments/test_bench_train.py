@@ -25,6 +25,7 @@ from datransformer.train.launch import launch
 
 TINY = bench.Sizes(rows=700, warm_up=1, steps=2, turns=2, encoded=200, growth=(150,))
 SMALL = ModelConfig(heads=2, head_dim=3, embed_dim=6, feedforward_dim=10)
+HUGGING_FACE = ("transformers", "accelerate")
 THREADS = (pa.cpu_count(), pa.io_thread_count())
 
 
@@ -37,7 +38,7 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(bench, "NEWS_ITEMS", 70)
         entries = {key: replace(entry, model=SMALL) for key, entry in bench.ENTRIES.items()}
         patch.setattr(bench, "ENTRIES", entries)
-        patch.setattr(bench, "find_spec", lambda name: None if name == "transformers" else find_spec(name))
+        patch.setattr(bench, "find_spec", lambda name: None if name in HUGGING_FACE else find_spec(name))
         yield patch
 
 
@@ -70,7 +71,7 @@ def test_training_compares_models_of_one_size(result: Mapping[str, Any]) -> None
     assert list(rows) == ["ours", "torch", "trainer", "ours_300"]
     # Eq. 6 has two numbers a head more.
     assert rows["ours"]["parameters"] == rows["torch"]["parameters"] + 2 * SMALL.heads
-    assert rows["trainer"]["skipped"] == "not installed: transformers"
+    assert rows["trainer"]["skipped"] == "not installed: transformers, accelerate"
     for key in ("ours", "torch", "ours_300"):
         assert len(rows[key]["turns"]) == 2
         assert rows[key]["tokens_per_second"] > 0
