@@ -238,7 +238,7 @@ class ClickBatches:
         return Batch(
             inputs=inputs,
             targets=torch.zeros(len(candidates), dtype=torch.int64),
-            rows=of[rank::world] + 1,
+            rows=of[rank::world].astype(np.int64) + 1,
             tokens=int((inputs["titles"] != 0).sum()),
         )
 
