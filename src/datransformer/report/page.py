@@ -131,8 +131,8 @@ at 95&nbsp;%, and the seconds that training and evaluation took on one core.</ca
 <th scope="col">seconds</th></tr></thead>
 <tbody>
 {rows}</tbody></table></div>
-<p>“Not reached” means: not within these {steps:,} steps. Sinusoids, too, tell distances in the end: vanilla attention
-gets to 95&nbsp;% within 1,500 steps (seed 0). Without positions no number of steps is enough.</p>
+<p>“Not reached” means: not within these {steps:,} steps. Sinusoids, too, can tell distances: try
+<code>datransformer demo --steps 1500</code>. Without positions no number of steps is enough.</p>
 <figure><div class="scroll" tabindex="0" role="region" aria-label="Chart of accuracy">{chart}</div>
 <figcaption>Held-out accuracy over training steps.</figcaption></figure>
 """

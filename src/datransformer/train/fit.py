@@ -115,7 +115,6 @@ def _fit(
             return dict(load_run(folder).result)
 
     torch.manual_seed(config.train.seed)
-    classes = 0
     vectors = None
     if config.data.vectors is not None:
         with reporter.live():
