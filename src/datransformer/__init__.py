@@ -24,6 +24,7 @@ from datransformer.nn.xl import TransformerXLAttention
 from datransformer.ops.adjust import ADJUSTMENTS
 from datransformer.ops.attention import BACKENDS, distance_aware_attention
 from datransformer.ops.mapping import MAPPINGS, distance_coefficients
+from datransformer.ops.varlen import distance_aware_attention_varlen
 from datransformer.version import __version__
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ __all__ = [
     "VanillaAttention",
     "__version__",
     "distance_aware_attention",
+    "distance_aware_attention_varlen",
     "distance_coefficients",
     "sinusoids",
 ]

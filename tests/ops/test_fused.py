@@ -201,7 +201,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"adjust": "late_add"}, "mapping 'learnable_sigmoid' with adjust 'late_add' is not fused"),
     ({"return_weights": True}, "return_weights asks for the weights, which are never formed"),
     ({"attn_mask": torch.zeros(5, 5)}, "attn_mask is given"),
-    ({"dropout_p": 0.1}, "dropout_p is 0.1, not 0"),
     ({"value": torch.zeros(1, 1, 5, 9)}, "value_dim is 9, not head_dim, 8"),
 ]
 
@@ -238,8 +237,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 @needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
 @pytest.mark.parametrize(
-    "shape", [(2, 9, 1, 1, 8), (2, 9, 63, 63, 20), (2, 9, 97, 97, 59), (1, 9, 1025, 1025, 64), (1, 9, 257, 513, 128),
-              (1, 9, 513, 257, 16), (1, 9, 200, 200, 256)],
+    "shape", [(2, 9, 1, 1, 8), (2, 9, 63, 63, 20), (2, 9, 97, 97, 59), (3, 9, 1025, 1025, 64), (3, 9, 257, 513, 128),
+              (3, 9, 513, 257, 16), (3, 9, 200, 200, 256), (2, 9, 128, 77, 32)],
 )  # fmt: skip
 @pytest.mark.parametrize(("causal", "padding"), [(False, "none"), (True, "none"), (False, "mixed"), (True, "tail")])
 def test_within_the_error_budget_on_the_gpu(
@@ -249,6 +248,7 @@ def test_within_the_error_budget_on_the_gpu(
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With v = 10 the nearest tie between two keys decides how large the error is: hence several sequences at least."""
     weight = [-5.0, -0.4, -0.05, -1e-4, 0.0, 1e-4, 0.05, 0.5, 5.0]
     shift = [0.0, 1.0, -1.0, 2.0, 0.3, -10.0, 10.0, 0.0, -0.5]
     check(

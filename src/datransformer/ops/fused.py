@@ -6,6 +6,7 @@ one node each. Triton is imported on first use: the library works where there is
 
 import importlib.util
 import math
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,9 @@ FAR_TOLERANCE = {torch.float32: 1e-7, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 
 MAX_HEAD_DIM = 256
 
+# Up to this length a sequence is one tile, if a head is no wider than `SHORT_HEAD_DIM`: more does not fit in registers.
+SHORT_LENGTH, SHORT_HEAD_DIM = 128, 64
+
 # A constant, and not the answer of an import, so that torch.compile can look at it.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -29,6 +33,12 @@ def _kernels() -> ModuleType:
     from datransformer.ops import fused_kernels
 
     return fused_kernels
+
+
+def _short_kernels() -> ModuleType:
+    from datransformer.ops import fused_short_kernels
+
+    return fused_short_kernels
 
 
 def reason_against(
@@ -54,8 +64,6 @@ def reason_against(
         return "return_weights asks for the weights, which are never formed"
     if attn_mask is not None:
         return "attn_mask is given"
-    if dropout_p > 0:
-        return f"dropout_p is {dropout_p}, not 0"
     if query.dtype not in FAR_TOLERANCE:
         return f"dtype is {query.dtype}"
     if query.shape[-1] > MAX_HEAD_DIM:
@@ -64,6 +72,8 @@ def reason_against(
         return f"value_dim is {value.shape[-1]}, not head_dim, {query.shape[-1]}"
     if query.numel() == 0 or value.numel() == 0:
         return "a tensor is empty"
+    if max(tensor.shape[2] * tensor.stride(2) for tensor in (query, value)) >= 2**31:
+        return "a head spans 2**31 elements or more"
     return None
 
 
@@ -76,28 +86,113 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def _prefix_sums(
-    tensor: Tensor, weight: Tensor, block: int, padding: Tensor | None, statistics: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Exclusive prefix sums over blocks of rows: [batch, heads, blocks + 1, head_dim], and of the row counts."""
-    kernels = _kernels()
-    batch, heads, length, head_dim = tensor.shape
-    blocks = -(-length // block)
-    width = max(16, _power_of_two(head_dim))
-    sums = tensor.new_empty(batch, heads, blocks, head_dim, dtype=torch.float32)
-    prefix = tensor.new_empty(batch, heads, blocks + 1, head_dim, dtype=torch.float32)
-    counts = sums if padding is None else tensor.new_empty(batch, blocks, dtype=torch.float32)
-    kernels.block_sums_kernel[(blocks, batch * heads)](
-        tensor, padding, statistics, weight, sums, counts,
-        *tensor.stride()[:3], heads, length, blocks,
-        HEAD_DIM=head_dim, BLOCK_D=width, BLOCK=block,
-        HAS_PADDING=padding is not None, HAS_STATISTICS=statistics is not None,
-        PRECISION=_precision(tensor.dtype),
-    )  # fmt: skip
-    kernels.prefix_kernel[(batch * heads,)](sums, prefix, blocks, head_dim, CHUNK=32, WIDTH=width)
-    if padding is not None:
-        counts = torch.nn.functional.pad(counts.cumsum(1), (1, 0))
-    return prefix, counts
+def _width(head_dim: int) -> int:
+    return max(16, _power_of_two(head_dim))
+
+
+def _strides(*tensors: Tensor, packed: bool) -> list[int]:
+    """Strides over batch, heads and length. Packed sequences have no batch axis."""
+    return [stride for tensor in tensors for stride in (0 if packed else tensor.stride(0), *tensor.stride()[1:3])]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one call of the kernels is about.
+
+    Args:
+        padding: key_padding_mask.
+        query_starts: Where each of the packed sequences starts, and the last one ends; None: [batch, …] tensors.
+        key_starts: The same for the keys.
+        seed: Of dropout, one int64 number; None: none.
+        query_length: Of the longest sequence.
+        key_length: Of the longest sequence.
+        dropout_p: Probability of dropping a weight.
+    """
+
+    query: Tensor
+    padding: Tensor | None
+    query_starts: Tensor | None
+    key_starts: Tensor | None
+    seed: Tensor | None
+    query_length: int
+    key_length: int
+    causal: bool
+    scale: float
+    far_tolerance: float
+    dropout_p: float
+
+    @property
+    def packed(self) -> bool:
+        return self.query_starts is not None
+
+    @property
+    def sequences(self) -> int:
+        return self.query.shape[0] if self.query_starts is None else self.query_starts.shape[0] - 1
+
+    @property
+    def heads(self) -> int:
+        return self.query.shape[1]
+
+    @property
+    def is_short(self) -> bool:
+        return max(self.query_length, self.key_length) <= SHORT_LENGTH and self.query.shape[3] <= SHORT_HEAD_DIM
+
+    @property
+    def inputs(self) -> tuple[Tensor | None, ...]:
+        return self.padding, self.query_starts, self.key_starts, self.seed
+
+    @property
+    def drops(self) -> tuple[int, float]:
+        return int(self.dropout_p * 2**32), 1 / (1 - self.dropout_p)
+
+    @property
+    def tail(self) -> float:
+        return -math.log(self.far_tolerance) if self.far_tolerance > 0 else math.inf
+
+    @property
+    def has_far_sums(self) -> bool:
+        return self.far_tolerance > 0 and self.dropout_p == 0
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Everything but tile sizes that all kernels are compiled for."""
+        return {
+            "HEAD_DIM": self.query.shape[3],
+            "BLOCK_D": _width(self.query.shape[3]),
+            "CAUSAL": self.causal,
+            "HAS_PADDING": self.padding is not None,
+            "VARLEN": self.packed,
+            "DROPOUT": self.dropout_p > 0,
+            "PRECISION": _precision(self.query.dtype),
+            "enable_fp_fusion": True,  # score − peak must be one multiply-add in every kernel, or it rounds differently
+        }
+
+    def tiles(self, kernel: str) -> dict[str, Any]:
+        """Constants of a kernel that goes from tile to tile."""
+        constants = self.constants
+        rows, keys, warps, stages = _tiles(kernel, constants["BLOCK_D"], self.query.dtype)
+        rows = min(rows, max(16, _power_of_two(self.query_length)))
+        keys = min(keys, max(16, _power_of_two(self.key_length)))
+        looped = self.query_length % rows if kernel == "key" else self.key_length % keys
+        return {
+            **constants,
+            "HEADS": _power_of_two(self.heads),
+            "BLOCK_M": rows,
+            "BLOCK_N": keys,
+            "RAGGED": looped != 0 or constants["HEAD_DIM"] != constants["BLOCK_D"] or self.packed,
+            "num_warps": warps,
+            "num_stages": stages,
+        }
+
+    def short(self, kernel: str) -> tuple[int, dict[str, Any]]:
+        """Number of programs and constants of a kernel for which a sequence is one tile."""
+        rows, keys = (max(16, _power_of_two(length)) for length in (self.query_length, self.key_length))
+        warps, stages, programs = _short_tiles(kernel, rows * keys)
+        together = min(16, max(1, self.sequences * self.heads // programs))
+        aligned = self.query_starts is self.key_starts
+        sizes = {"BLOCK_M": rows, "BLOCK_N": keys, "ROUND": together, "ALIGNED": aligned}
+        programs = -(-self.sequences // together) * self.heads
+        return programs, {**self.constants, **sizes, "num_warps": warps, "num_stages": stages}
 
 
 def _tiles(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
@@ -111,32 +206,37 @@ def _tiles(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int, in
     return (64, 64, 4, 2) if head_dim > 64 else (64, 64, 4, 3)
 
 
+def _short_tiles(kernel: str, pairs: int) -> tuple[int, int, int]:
+    """(warps, stages, programs that fill the device) for a tile of so many pairs."""
+    return min(8, max(1, pairs // 1024)), 3, 512
+
+
+def _prefix_sums(
+    call: _Call, tensor: Tensor, weight: Tensor, block: int, length: int, starts: Tensor | None, *,
+    padding: Tensor | None = None, statistics: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Exclusive prefix sums over blocks of rows: [sequences, heads, blocks + 1, head_dim], and of the row counts."""
+    kernels = _kernels()
+    head_dim, rows = tensor.shape[3], call.sequences * call.heads
+    blocks = -(-length // block)
+    width = _width(head_dim)
+    sums = tensor.new_empty(rows, blocks, head_dim, dtype=torch.float32)
+    prefix = tensor.new_empty(rows, blocks + 1, head_dim, dtype=torch.float32)
+    counts = sums if padding is None else tensor.new_empty(call.sequences, blocks, dtype=torch.float32)
+    kernels.block_sums_kernel[(rows * blocks,)](
+        tensor, padding, statistics, starts, weight, sums, counts,
+        *_strides(tensor, packed=call.packed), call.heads, length, tensor.shape[2], blocks,
+        HEAD_DIM=head_dim, BLOCK_D=width, BLOCK=block, HAS_PADDING=padding is not None,
+        HAS_STATISTICS=statistics is not None, VARLEN=call.packed, PRECISION=_precision(tensor.dtype),
+    )  # fmt: skip
+    kernels.prefix_kernel[(rows,)](sums, prefix, blocks, head_dim, CHUNK=32, WIDTH=width)
+    if padding is not None:
+        counts = torch.nn.functional.pad(counts.cumsum(1), (1, 0))
+    return prefix, counts
+
+
 def _rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
-
-
-def _shape(kernel: str, query: Tensor, key: Tensor, causal: bool, padding: Tensor | None) -> dict[str, Any]:
-    """Tile sizes and everything else that a kernel is compiled for."""
-    head_dim = query.shape[-1]
-    block_d = max(16, _power_of_two(head_dim))
-    rows, keys, warps, stages = _tiles(kernel, block_d, query.dtype)
-    rows = min(rows, max(16, _power_of_two(query.shape[2])))
-    keys = min(keys, max(16, _power_of_two(key.shape[2])))
-    looped = query.shape[2] % rows if kernel == "key" else key.shape[2] % keys
-    return {
-        "HEADS": _power_of_two(query.shape[1]),
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": block_d,
-        "BLOCK_M": rows,
-        "BLOCK_N": keys,
-        "CAUSAL": causal,
-        "RAGGED": looped != 0 or head_dim != block_d,
-        "HAS_PADDING": padding is not None,
-        "PRECISION": _precision(query.dtype),
-        "enable_fp_fusion": True,  # score − peak must be one multiply-add in every kernel, or it rounds differently
-        "num_warps": warps,
-        "num_stages": stages,
-    }
 
 
 @torch.library.custom_op("datransformer::fused_attention", mutates_args=())
@@ -147,25 +247,47 @@ def fused_attention(
     distance_weight: Tensor,
     distance_shift: Tensor,
     key_padding_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    seed: Tensor | None,
+    query_length: int,
+    key_length: int,
     causal: bool,
     scale: float,
     far_tolerance: float,
+    dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output [batch, heads, query_length, head_dim] and statistics [batch, heads, 2, query_length]."""
+    """Output [batch, heads, query_length, head_dim] and statistics [batch, heads, 2, query_length].
+
+    Packed sequences come as [1, heads, total, head_dim].
+    """
+    output, statistics = _new_outputs(query, query_starts)
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
-    batch, heads, query_length, _ = query.shape
-    key_length = key.shape[2]
-    output = torch.empty_like(query, memory_format=torch.contiguous_format)
-    statistics = query.new_empty(batch, heads, 2, query_length, dtype=torch.float32)
-    shape = _shape("forward", query, key, causal, key_padding_mask)
+    call = _Call(
+        query, key_padding_mask, query_starts, key_starts, seed,
+        query_length, key_length, causal, scale, far_tolerance, dropout_p,
+    )  # fmt: skip
+    strides = _strides(query, key, value, output, packed=call.packed)
+    numbers = (call.sequences, call.heads, query_length, key_length, query.shape[2], key.shape[2])
+    if call.is_short:
+        programs, constants = call.short("forward")
+        _short_kernels().short_forward_kernel[(programs,)](
+            query, key, value, distance_weight, distance_shift, *call.inputs, output,
+            *strides, *numbers, scale, *call.drops, **constants,
+        )  # fmt: skip
+        return output, statistics
+
+    # fp16 cannot hold the weights before they are normalised, and in fp32 nothing may be rounded twice.
+    constants = {**call.tiles("forward"), "DARING": query.dtype == torch.bfloat16}
     sums, counts = distance_weight, distance_weight
-    if far_tolerance > 0:
-        sums, counts = _prefix_sums(value, distance_weight, shape["BLOCK_N"], key_padding_mask, None)
-    blocks = -(-query_length // shape["BLOCK_M"])
-    _kernels().forward_kernel[(blocks * batch * heads,)](
-        query, key, value, distance_weight, distance_shift, key_padding_mask, sums, counts, output, statistics,
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
-        batch, heads, query_length, key_length, blocks, scale, _tail(far_tolerance), **shape,
+    if call.has_far_sums:
+        sums, counts = _prefix_sums(
+            call, value, distance_weight, constants["BLOCK_N"], key_length, key_starts, padding=key_padding_mask
+        )
+    query_blocks, key_blocks = -(-query_length // constants["BLOCK_M"]), -(-key_length // constants["BLOCK_N"])
+    _kernels().forward_kernel[(query_blocks * call.sequences * call.heads,)](
+        query, key, value, distance_weight, distance_shift, *call.inputs, sums, counts, output, statistics,
+        *strides, *numbers, query_blocks, key_blocks, scale, call.tail, *call.drops, **constants,
     )  # fmt: skip
     return output, statistics
 
@@ -179,46 +301,67 @@ def fused_attention_backward(
     distance_weight: Tensor,
     distance_shift: Tensor,
     key_padding_mask: Tensor | None,
+    query_starts: Tensor | None,
+    key_starts: Tensor | None,
+    seed: Tensor | None,
     output: Tensor,
     statistics: Tensor,
+    query_length: int,
+    key_length: int,
     causal: bool,
     scale: float,
     far_tolerance: float,
+    dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value, distance_weight and distance_shift."""
-    kernels = _kernels()
+    query_gradient, key_gradient, value_gradient = (_new(tensor, query_starts) for tensor in (query, key, value))
     query, key, value, gradient = (_rows_contiguous(tensor) for tensor in (query, key, value, gradient))
-    batch, heads, query_length, head_dim = query.shape
-    key_length = key.shape[2]
-    strides = [stride for tensor in (query, key, value, gradient) for stride in tensor.stride()[:3]]
-
-    delta = torch.empty_like(statistics[:, :, 0])
-    block_d = max(16, _power_of_two(head_dim))
-    kernels.delta_kernel[(-(-query_length // 64), batch * heads)](
-            output, gradient, delta, *gradient.stride()[:3], heads, query_length,
-            HEAD_DIM=head_dim, BLOCK_D=block_d, BLOCK=64,
-        )  # fmt: skip
-
-    query_gradient = torch.empty_like(query, memory_format=torch.contiguous_format)
-    shape = _shape("query", query, key, causal, key_padding_mask)
-    blocks = -(-query_length // shape["BLOCK_M"])
-    slopes = query.new_empty(2, batch, heads, blocks, dtype=torch.float32)
-    kernels.query_kernel[(blocks * batch * heads,)](
-        query, key, value, distance_weight, distance_shift, key_padding_mask, gradient, statistics, delta,
-        query_gradient, slopes[0], slopes[1], *strides,
-        batch, heads, query_length, key_length, blocks, scale, _tail(far_tolerance), **shape,
+    call = _Call(
+        query, key_padding_mask, query_starts, key_starts, seed,
+        query_length, key_length, causal, scale, far_tolerance, dropout_p,
     )  # fmt: skip
-    key_gradient = torch.empty_like(key, memory_format=torch.contiguous_format)
-    value_gradient = torch.empty_like(value, memory_format=torch.contiguous_format)
-    shape = _shape("key", query, key, causal, key_padding_mask)
+    tensors = (query, key, value, distance_weight, distance_shift, *call.inputs, gradient)
+    strides = _strides(query, key, value, gradient, packed=call.packed)
+    numbers = (call.sequences, call.heads, query_length, key_length, query.shape[2], key.shape[2])
+    if call.is_short:
+        programs, constants = call.short("backward")
+        slopes = query.new_empty(2, programs // call.heads, call.heads, dtype=torch.float32)
+        _short_kernels().short_backward_kernel[(programs,)](
+            *tensors, query_gradient, key_gradient, value_gradient, slopes[0], slopes[1],
+            *strides, *_strides(query_gradient, key_gradient, value_gradient, packed=call.packed),
+            *numbers, scale, *call.drops, **constants,
+        )  # fmt: skip
+        weight_gradient, shift_gradient = slopes.sum(1).unbind(0)
+        return query_gradient, key_gradient, value_gradient, weight_gradient.clone(), shift_gradient.clone()
+
+    kernels = _kernels()
+    delta = torch.empty_like(statistics[:, :, 0])
+    blocks = -(-query.shape[2] // 64)
+    kernels.delta_kernel[(blocks * query.shape[0] * call.heads,)](
+        output, gradient, delta, *output.stride()[:3], *gradient.stride()[:3], call.heads, query.shape[2], blocks,
+        HEAD_DIM=query.shape[3], BLOCK_D=_width(query.shape[3]), BLOCK=64,
+    )  # fmt: skip
+
+    constants = call.tiles("query")
+    query_blocks = -(-query_length // constants["BLOCK_M"])
+    new = query.new_zeros if call.packed else query.new_empty  # a short one of the packed sequences leaves blocks out
+    slopes = new(2, call.sequences, call.heads, query_blocks, dtype=torch.float32)
+    kernels.query_kernel[(query_blocks * call.sequences * call.heads,)](
+        *tensors, statistics, delta, query_gradient, slopes[0], slopes[1],
+        *strides, *_strides(query_gradient, packed=call.packed),
+        *numbers, query_blocks, scale, call.tail, *call.drops, **constants,
+    )  # fmt: skip
+    constants = call.tiles("key")
     sums = distance_weight
-    if far_tolerance > 0:
-        sums, _ = _prefix_sums(gradient, distance_weight, shape["BLOCK_M"], None, statistics)
-    blocks = -(-key_length // shape["BLOCK_N"])
-    kernels.key_kernel[(blocks * batch * heads,)](
-        query, key, value, distance_weight, distance_shift, key_padding_mask, gradient, statistics, delta, sums,
-        key_gradient, value_gradient, *strides,
-        batch, heads, query_length, key_length, blocks, scale, _tail(far_tolerance), **shape,
+    if call.has_far_sums:
+        sums, _ = _prefix_sums(
+            call, gradient, distance_weight, constants["BLOCK_M"], query_length, query_starts, statistics=statistics
+        )
+    query_blocks, key_blocks = -(-query_length // constants["BLOCK_M"]), -(-key_length // constants["BLOCK_N"])
+    kernels.key_kernel[(key_blocks * call.sequences * call.heads,)](
+        *tensors, statistics, delta, sums, key_gradient, value_gradient,
+        *strides, *_strides(key_gradient, value_gradient, packed=call.packed),
+        *numbers, query_blocks, key_blocks, scale, call.tail, *call.drops, **constants,
     )  # fmt: skip
 
     # Per-tile shares, added up in a fixed order: the same bits every time.
@@ -226,9 +369,29 @@ def fused_attention_backward(
     return query_gradient, key_gradient, value_gradient, weight_gradient.clone(), shift_gradient.clone()
 
 
+def _new(like: Tensor, starts: Tensor | None) -> Tensor:
+    """Memory laid out as that of the input. Of packed sequences there may be tokens that belong to none."""
+    memory = torch.empty_like(like) if like.stride(-1) == 1 else like.new_empty(like.shape)
+    return memory if starts is None else memory.zero_()
+
+
+def _new_outputs(query: Tensor, query_starts: Tensor | None) -> tuple[Tensor, Tensor]:
+    statistics = query.new_empty(*query.shape[:2], 2, query.shape[2], dtype=torch.float32)
+    return _new(query, query_starts), statistics
+
+
 @fused_attention.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return query.new_empty(query.shape), query.new_empty(*query.shape[:2], 2, query.shape[2], dtype=torch.float32)
+def _(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_weight: Tensor,
+    distance_shift: Tensor,
+    key_padding_mask: Tensor | None,
+    query_starts: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor]:
+    return _new_outputs(query, query_starts)
 
 
 @fused_attention_backward.register_fake
@@ -243,20 +406,20 @@ def _(
 ) -> tuple[Tensor, ...]:
     wide = torch.float32
     return (
-        *(tensor.new_empty(tensor.shape) for tensor in (query, key, value)),
+        *(_new(tensor, None) for tensor in (query, key, value)),
         *(tensor.new_empty(tensor.shape, dtype=wide) for tensor in (distance_weight, distance_shift)),
     )
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.causal, ctx.scale, ctx.far_tolerance = inputs
-    ctx.save_for_backward(*tensors, *output)
+    ctx.save_for_backward(*inputs[:9], *output)
+    ctx.call = inputs[9:]
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = fused_attention_backward(gradient, *ctx.saved_tensors, ctx.causal, ctx.scale, ctx.far_tolerance)
-    return (*gradients, None, None, None, None)
+    gradients = fused_attention_backward(gradient, *ctx.saved_tensors, *ctx.call)
+    return (*gradients, *[None] * 10)
 
 
 def _no_second_backward(ctx: Any, *gradients: Tensor) -> None:
@@ -265,10 +428,6 @@ def _no_second_backward(ctx: Any, *gradients: Tensor) -> None:
 
 fused_attention.register_autograd(_backward, setup_context=_setup_context)
 fused_attention_backward.register_autograd(_no_second_backward)
-
-
-def _tail(far_tolerance: float) -> float:
-    return -math.log(far_tolerance) if far_tolerance > 0 else math.inf
 
 
 def attention(
@@ -281,6 +440,7 @@ def attention(
     key_padding_mask: Tensor | None,
     causal: bool,
     scale: float,
+    dropout_p: float = 0.0,
     far_tolerance: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -296,8 +456,57 @@ def attention(
         distance_weight.float().contiguous(),
         distance_shift.float().contiguous(),
         None if key_padding_mask is None else key_padding_mask.contiguous(),
+        None,
+        None,
+        draw_seed(query) if dropout_p > 0 else None,
+        query.shape[2],
+        key.shape[2],
         causal,
         scale,
         FAR_TOLERANCE[query.dtype] if far_tolerance is None else far_tolerance,
+        dropout_p,
     )
     return output, None
+
+
+def draw_seed(like: Tensor) -> Tensor:
+    """One int64 number from the generator of the tensor's device: `torch.manual_seed` rules, graphs draw anew."""
+    return torch.randint(2**63 - 1, (1,), device=like.device)
+
+
+def attention_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    distance_weight: Tensor,
+    distance_shift: Tensor,
+    *,
+    query_starts: Tensor,
+    key_starts: Tensor,
+    query_length: int,
+    key_length: int,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> Tensor:
+    """Eq. 6 for packed sequences [total, heads, head_dim], each of its own length."""
+    query, key, value = (tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value))  # [1, H, T, D]
+    output, _ = fused_attention(
+        query,
+        key,
+        value,
+        distance_weight.float().contiguous(),
+        distance_shift.float().contiguous(),
+        None,
+        query_starts,
+        key_starts,
+        draw_seed(query) if dropout_p > 0 else None,
+        query_length,
+        key_length,
+        causal,
+        scale,
+        FAR_TOLERANCE[query.dtype],
+        dropout_p,
+    )
+    packed: Tensor = output.squeeze(0).transpose(0, 1)  # [T, H, D]
+    return packed

@@ -7,14 +7,21 @@ common weight per query, and all that is needed of the values, or of the output 
 from prefix sums over blocks.
 
 Scores are ≥ 0 and live in the log2 domain; the running maximum starts at 0, which no masked score can spoil. Of each
-query two statistics are kept: the maximum `peak`, and `volume`, which is the log2 of the sum, or in fp32 (PRECISION
-"ieee") the sum itself. It is +inf if the query sees no key. exp2(score − peak − volume), or exp2(score − peak) / volume
-in fp32, is an attention weight.
+query two statistics are kept: the maximum `peak` (or 0 where that does, see `forward_kernel`), and `volume`: the log2
+of the sum of all exp2(score), or in fp32 (PRECISION "ieee") the sum of all exp2(score − peak) as it is. It is +inf if
+the query sees no key. exp2(score − volume), or exp2(score − peak) / volume in fp32, is an attention weight.
 
 Coefficients above 1 magnify errors of the weights' gradients: with v = 10 scores reach 1e5 and c is 2e4. A query with
 a single winner must then have a weight of 1 and a gradient of 0, as in the reference, and not nearly. That is why the
 sum is not rounded through a logarithm in fp32, and why there and in heads with large v the query kernel makes delta
 from the very products it is subtracted from, in a pass of its own. Elsewhere delta is output · gradient.
+
+Sequences are either the batches of [batch, heads, length, head_dim], or, with VARLEN, stretches of one long row of
+tokens, [1, heads, total, head_dim], between starts[i] and starts[i + 1]. What is kept of each query lies in
+[batch, heads, …, length], or [1, heads, …, total]; a *line* is a row of that.
+
+Dropout draws a number for each pair from its place alone, by integer hashing, so that the backward draws the same.
+Every far key of a head with w < 0 may then be dropped or not, and none of its tiles is skipped.
 """
 
 import triton
@@ -24,6 +31,7 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950216293335)  # the nearest fp32
 LOG2E_REST: tl.constexpr = tl.constexpr(1.9259629911266175e-08)
 # v beyond which c can be so large, 1 + e^3 = 21, that delta must be exact.
 EXACT_DELTA_ABOVE: tl.constexpr = tl.constexpr(3.0)
+DARING_LIMIT: tl.constexpr = tl.constexpr(2.0**100)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
@@ -73,10 +81,12 @@ def rise_of(shift, scale):
 
 
 @triton.jit
-def reach_of(weight, shift, tail):
+def reach_of(weight, shift, tail, DROPOUT: tl.constexpr):
     """The distance beyond which c differs from its limit by less than e^−tail."""
     if weight < 0:  # c < (1 + e^−v) e^(w·distance)
         reach = (tail + tl.log2(1.0 + tl.exp2(-shift * LOG2E)) / LOG2E) / -weight
+        if DROPOUT:
+            reach += float("inf")
     else:  # 1 + e^v − c < (1 + e^v) e^(v − w·distance)
         reach = tl.maximum(tail + shift + tl.log2(1.0 + tl.exp2(shift * LOG2E)) / LOG2E, 0.0) / weight
     return reach
@@ -102,48 +112,90 @@ def saturate(tensor, dtype: tl.constexpr):
 
 
 @triton.jit
-def load_statistics(statistics_ptr, batch_head, length, rows):
+def load_statistics(statistics_ptr, line_length, rows, length):
     """Peak and volume of each row; a row past the end gets a volume of +inf, hence weights of 0."""
-    statistics_ptr += batch_head * 2 * length + rows
-    peak = tl.load(statistics_ptr, mask=rows < length, other=0.0)
-    volume = tl.load(statistics_ptr + length, mask=rows < length, other=float("inf"))
+    peak = tl.load(statistics_ptr + rows, mask=rows < length, other=0.0)
+    volume = tl.load(statistics_ptr + line_length + rows, mask=rows < length, other=float("inf"))
     return peak, volume
 
 
 @triton.jit
+def span_of(starts_ptr, sequence, length, total, VARLEN: tl.constexpr):
+    """First row and number of rows of a sequence, and the batch that it lies in. Nothing is outside of ``total``."""
+    zero = tl.zeros((), tl.int64)
+    if VARLEN:
+        start = tl.minimum(tl.maximum(tl.load(starts_ptr + sequence).to(tl.int64), 0), total)
+        stop = tl.minimum(tl.load(starts_ptr + sequence + 1).to(tl.int64), total)
+        return start, tl.minimum(tl.maximum(stop - start, 0), length).to(tl.int32), zero
+    else:  # noqa: RET505  Triton compiles both sides otherwise
+        return zero, length, zero + sequence
+
+
+@triton.jit
+def scramble(number):
+    """A bijection of 32 bits that spreads every bit over all: two multiplications between shifts."""
+    number = (number ^ (number >> 16)) * 0x7FEB352D
+    number = (number ^ (number >> 15)) * 0x846CA68B
+    return number ^ (number >> 16)
+
+
+@triton.jit
+def row_keys(seed_ptr, rows):
+    """Two 32-bit numbers for each of the int64 ``rows``, from a 64-bit seed."""
+    seed = tl.load(seed_ptr)
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    first = scramble(scramble(rows.to(tl.uint32) ^ low) + (rows >> 32).to(tl.uint32) + high)
+    return first, scramble(first + 0x9E3779B9)
+
+
+@triton.jit
+def kept(first, second, keys, dropped):
+    """Whether dropout leaves a pair alone, of a query with the row keys ``first`` and ``second``.
+
+    The second enters half-way, so that two queries whose first are close do not draw the same numbers in another
+    order. ``dropped`` is the probability times 2³².
+    """
+    number = keys.to(tl.uint32) ^ first
+    number = (number ^ (number >> 16)) * 0x7FEB352D + second
+    number = (number ^ (number >> 15)) * 0x846CA68B
+    return (number ^ (number >> 16)) >= dropped.to(tl.uint32)
+
+
+@triton.jit
 def block_sums_kernel(
-    tensor_ptr, padding_ptr, statistics_ptr, weight_ptr, sums_ptr, counts_ptr,
-    stride_b, stride_h, stride_n, heads, length, blocks,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
-    HAS_PADDING: tl.constexpr, HAS_STATISTICS: tl.constexpr, PRECISION: tl.constexpr,
+    tensor_ptr, padding_ptr, statistics_ptr, starts_ptr, weight_ptr, sums_ptr, counts_ptr,
+    stride_b, stride_h, stride_n, heads, length, line_length, blocks,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr, HAS_PADDING: tl.constexpr,
+    HAS_STATISTICS: tl.constexpr, VARLEN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Sum the rows of each block: of values that are not padding, or of output gradients times the weight of score 0.
 
     Only heads with w < 0 have a use for them.
     """
-    block, batch_head = tl.program_id(0), tl.program_id(1)
-    batch, head = batch_head // heads, batch_head % heads
+    place = tl.program_id(0).to(tl.int64)
+    block, head, sequence = (place % blocks).to(tl.int32), (place // blocks) % heads, place // blocks // heads
     if tl.load(weight_ptr + head) < 0:
+        start, length, batch = span_of(starts_ptr, sequence, length, line_length, VARLEN)
         rows, dims = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
         taken = rows < length
         if HAS_PADDING:
             taken &= tl.load(padding_ptr + batch * length + rows, mask=taken, other=1) == 0
-        pointer = tensor_ptr + batch.to(tl.int64) * stride_b + head * stride_h
+        pointer = tensor_ptr + batch * stride_b + head * stride_h + start * stride_n
         tile = tl.load(
             pointer + rows[:, None] * stride_n + dims[None, :],
             mask=taken[:, None] & (dims < HEAD_DIM)[None, :],
             other=0.0,
         ).to(tl.float32)  # [BLOCK, D]
         if HAS_STATISTICS:
-            peak, volume = load_statistics(statistics_ptr, batch_head.to(tl.int64), length, rows)
+            line = statistics_ptr + (batch * heads + head) * 2 * line_length + start
+            peak, volume = load_statistics(line, line_length, rows, length)
             if PRECISION == "ieee":
                 tile = tile * (tl.exp2(-peak) / volume)[:, None]
             else:
-                tile = tile * tl.exp2(-peak - volume)[:, None]
-        place = batch_head.to(tl.int64) * blocks + block
+                tile = tile * tl.exp2(-volume)[:, None]
         tl.store(sums_ptr + place * HEAD_DIM + dims, tl.sum(tile, 0), mask=dims < HEAD_DIM)
         if HAS_PADDING:
-            tl.store(counts_ptr + batch.to(tl.int64) * blocks + block, tl.sum(taken.to(tl.float32), 0))
+            tl.store(counts_ptr + batch * blocks + block, tl.sum(taken.to(tl.float32), 0))
 
 
 @triton.jit
@@ -167,18 +219,20 @@ def prefix_kernel(sums_ptr, prefix_ptr, blocks, width, CHUNK: tl.constexpr, WIDT
 @triton.jit
 def forward_tiles(
     mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, first_block, last_block,
-    stride_kn, stride_vn, key_length, weight, shift, bound,
+    stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    NEAR: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr,
+    NEAR: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, DROPOUT: tl.constexpr,
+    SAFE: tl.constexpr,
 ):  # fmt: skip
     """Online softmax over the key blocks first … last of one query block; far tiles have the constant ``bound``."""
     dims = tl.arange(0, BLOCK_D)
     places = positions.to(tl.float32)  # converting pair by pair would cost as much as an exponential
+    keys = first_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    key_at = key_ptr + keys[None, :] * stride_kn + dims[:, None]
+    value_at = value_ptr + keys[:, None] * stride_vn + dims[None, :]
     for block in range(first_block, last_block):
         keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = keys < key_length
-        key_at = key_ptr + keys[None, :] * stride_kn + dims[:, None]
-        value_at = value_ptr + keys[:, None] * stride_vn + dims[None, :]
         if RAGGED:
             key = tl.load(key_at, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)  # [D, N]
             value = tl.load(value_at, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)  # [N, D]
@@ -196,131 +250,198 @@ def forward_tiles(
             positive = tl.where(seen, positive, float("-inf"))
         elif RAGGED | HAS_PADDING:
             positive = tl.where(inside[None, :], positive, float("-inf"))
-        new_max = tl.maximum(row_max, tl.max(positive, 1) * bound)
-        weights = tl.exp2(positive * bound - new_max[:, None])
-        fade = tl.exp2(row_max - new_max)
-        row_sum = row_sum * fade + tl.sum(weights, 1)
-        mixed = mixed * fade[:, None]
+        if SAFE:
+            new_max = tl.maximum(row_max, tl.max(positive, 1) * bound)
+            weights = tl.exp2(positive * bound - new_max[:, None])
+            fade = tl.exp2(row_max - new_max)
+            row_sum = row_sum * fade + tl.sum(weights, 1)
+            mixed = mixed * fade[:, None]
+            row_max = new_max
+        else:
+            weights = tl.exp2(positive * bound)
+            row_sum += tl.sum(weights, 1)
+        if DROPOUT:
+            weights = tl.where(kept(first_key[:, None], second_key[:, None], keys[None, :], dropped), weights, 0.0)
         mixed = tl.dot(weights.to(value.dtype), value, mixed, input_precision=PRECISION)
-        row_max = new_max
+        key_at += BLOCK_N * stride_kn
+        value_at += BLOCK_N * stride_vn
     return mixed, row_sum, row_max
 
 
 @triton.jit
-def forward_kernel(
-    query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, sums_ptr, counts_ptr, output_ptr, statistics_ptr,
-    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    batches, heads, query_length, key_length, query_blocks, scale, tail,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, PRECISION: tl.constexpr,
+def visible_blocks(
+    query_block, query_length, key_length, weight, shift, tail,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """One query block of one head: gate near tiles, skip what is far."""
-    program = tl.program_id(0)
-    query_block = query_blocks - 1 - program % query_blocks  # causal: the longest first
-    batch = (program // query_blocks) % batches
-    head = head_of_rank(weight_ptr, program // (query_blocks * batches), heads, HEADS)
-    batch_head = batch.to(tl.int64) * heads + head
-    weight, shift = tl.load(weight_ptr + head), tl.load(shift_ptr + head)
-    _, bound = rise_of(shift, scale)
-
-    rows, dims = query_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    """Of the key blocks that a query block sees: the first near one, the one after the last near one, and how many."""
     offset = key_length - query_length
-    positions = rows + offset
-    query_at = query_ptr + batch.to(tl.int64) * stride_qb + head * stride_qh + rows[:, None] * stride_qn + dims[None, :]
-    query = tl.load(query_at, mask=(rows < query_length)[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)  # [M, D]
-    key_ptr += batch.to(tl.int64) * stride_kb + head * stride_kh
-    value_ptr += batch.to(tl.int64) * stride_vb + head * stride_vh
-    if HAS_PADDING:
-        padding_ptr += batch.to(tl.int64) * key_length
-
-    reach = reach_of(weight, shift, tail)
-    first, last = query_block * BLOCK_M + offset, tl.minimum(query_block * BLOCK_M + BLOCK_M, query_length) - 1 + offset
+    first = query_block * BLOCK_M + offset
+    last = tl.minimum(query_block * BLOCK_M + BLOCK_M, query_length) - 1 + offset
     visible = key_length
     if CAUSAL:
         visible = tl.maximum(tl.minimum(last + 1, key_length), 0)
-    near_start, near_stop = near_blocks(first, last, reach, visible, BLOCK_N)
+    blocks = tl.cdiv(visible, BLOCK_N)
+    near_start, near_stop = near_blocks(first, last, reach_of(weight, shift, tail, DROPOUT), visible, BLOCK_N)
     if CAUSAL:  # the diagonal needs the causal mask, which only near tiles have
         near_start = tl.minimum(near_start, tl.maximum(first, 0) // BLOCK_N)
-        near_stop = tl.cdiv(visible, BLOCK_N)
-    blocks = tl.cdiv(visible, BLOCK_N)
+        near_stop = blocks
+    return near_start, near_stop, blocks
 
+
+@triton.jit
+def all_forward_tiles(
+    query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr, near_start, near_stop, blocks, key_blocks,
+    stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr,
+    DROPOUT: tl.constexpr, SAFE: tl.constexpr,
+):  # fmt: skip
+    """Far tiles on the left, near tiles, far tiles on the right; for w < 0 near tiles and the sums of what is far."""
     mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     row_sum, row_max = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     if weight >= 0:
         mixed, row_sum, row_max = forward_tiles(
             mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, 0, near_start,
-            stride_kn, stride_vn, key_length, weight, shift, bound,
-            HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING,
+            stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+            HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, SAFE,
         )  # fmt: skip
     mixed, row_sum, row_max = forward_tiles(
         mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, near_start, near_stop,
-        stride_kn, stride_vn, key_length, weight, shift, bound,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, True, CAUSAL, RAGGED, HAS_PADDING,
+        stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, True, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, SAFE,
     )  # fmt: skip
     if weight >= 0:
         if not CAUSAL:
             mixed, row_sum, row_max = forward_tiles(
                 mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, near_stop, blocks,
-                stride_kn, stride_vn, key_length, weight, shift, bound,
-                HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING,
+                stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+                HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, SAFE,
             )  # fmt: skip
     elif (near_start > 0) | (near_stop < blocks):
-        all_blocks = tl.cdiv(key_length, BLOCK_N)
-        sums_at = sums_ptr + batch_head * (all_blocks + 1) * HEAD_DIM + dims
-        in_head = dims < HEAD_DIM
+        dims = tl.arange(0, BLOCK_D)
+        sums_at, in_head = sums_ptr + dims, dims < HEAD_DIM
         far = tl.load(sums_at + near_start * HEAD_DIM, mask=in_head, other=0.0)
-        counts_at = counts_ptr + batch.to(tl.int64) * (all_blocks + 1)
         if HAS_PADDING:
-            count = tl.load(counts_at + near_start)
+            count = tl.load(counts_ptr + near_start)
         else:
             count = (near_start * BLOCK_N).to(tl.float32)
         if not CAUSAL:
-            far += tl.load(sums_at + all_blocks * HEAD_DIM, mask=in_head, other=0.0)
+            far += tl.load(sums_at + key_blocks * HEAD_DIM, mask=in_head, other=0.0)
             far -= tl.load(sums_at + near_stop * HEAD_DIM, mask=in_head, other=0.0)
             if HAS_PADDING:
-                count += tl.load(counts_at + all_blocks) - tl.load(counts_at + near_stop)
+                count += tl.load(counts_ptr + key_blocks) - tl.load(counts_ptr + near_stop)
             else:
                 count += tl.maximum(key_length - near_stop * BLOCK_N, 0).to(tl.float32)
         common = tl.exp2(-row_max)
         mixed += common[:, None] * far[None, :]
         row_sum += common * count
+    return mixed, row_sum, row_max
+
+
+@triton.jit
+def forward_kernel(
+    query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, query_starts_ptr, key_starts_ptr, seed_ptr,
+    sums_ptr, counts_ptr, output_ptr, statistics_ptr,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_on,
+    sequences, heads, query_length, key_length, line_length, key_total, query_blocks, key_blocks,
+    scale, tail, dropped, gain,
+    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, VARLEN: tl.constexpr,
+    DROPOUT: tl.constexpr, DARING: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One query block of one head: gate near tiles, skip what is far.
+
+    DARING: the ReLU makes every score ≥ 0, so that no weight exp2(score) is smaller than 1, whatever is subtracted
+    from the scores. Nothing is, to begin with: no maximum is sought and nothing re-scaled on the way. In the rare case
+    that the sums get too large, the block is done again, with the running maximum.
+    """
+    program = tl.program_id(0)
+    query_block = query_blocks - 1 - program % query_blocks  # causal: the longest first
+    sequence = (program // query_blocks) % sequences
+    head = head_of_rank(weight_ptr, program // (query_blocks * sequences), heads, HEADS)
+    query_start, query_length, batch = span_of(query_starts_ptr, sequence, query_length, line_length, VARLEN)
+    key_start, key_length, batch = span_of(key_starts_ptr, sequence, key_length, key_total, VARLEN)
+    if query_block * BLOCK_M >= query_length:
+        return
+    weight, shift = tl.load(weight_ptr + head), tl.load(shift_ptr + head)
+    _growth, bound = rise_of(shift, scale)
+
+    rows, dims = query_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    positions = rows + key_length - query_length
+    mask = (rows < query_length)[:, None] & (dims < HEAD_DIM)[None, :]
+    query_ptr += batch * stride_qb + head * stride_qh + query_start * stride_qn
+    query = tl.load(query_ptr + rows[:, None] * stride_qn + dims[None, :], mask=mask, other=0.0)  # [M, D]
+    key_ptr += batch * stride_kb + head * stride_kh + key_start * stride_kn
+    value_ptr += batch * stride_vb + head * stride_vh + key_start * stride_vn
+    line = batch * heads + head
+    first_key, second_key = rows, rows
+    if DROPOUT:
+        first_key, second_key = row_keys(seed_ptr, line * line_length + query_start + rows)
+    if HAS_PADDING:
+        padding_ptr += batch * key_length
+
+    near_start, near_stop, blocks = visible_blocks(
+        query_block, query_length, key_length, weight, shift, tail, BLOCK_M, BLOCK_N, CAUSAL, DROPOUT
+    )
+    sums_ptr += (sequence.to(tl.int64) * heads + head) * (key_blocks + 1) * HEAD_DIM
+    counts_ptr += batch * (key_blocks + 1)
+    mixed, row_sum, row_max = all_forward_tiles(
+        query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr, near_start, near_stop, blocks,
+        key_blocks, stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+        HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, not DARING,
+    )  # fmt: skip
+    if DARING:
+        largest = tl.maximum(tl.max(row_sum, 0), tl.max(tl.max(tl.abs(mixed), 1), 0))
+        if largest > DARING_LIMIT:
+            mixed, row_sum, row_max = all_forward_tiles(
+                query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr, near_start, near_stop, blocks,
+                key_blocks, stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+                HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, True,
+            )  # fmt: skip
 
     blind = row_sum == 0.0
-    mixed = mixed / tl.where(blind, 1.0, row_sum)[:, None]
-    statistics_ptr += batch_head * 2 * query_length + rows
-    tl.store(statistics_ptr, row_max, mask=rows < query_length)
     volume = tl.where(blind, 1.0, row_sum)
+    mixed = mixed / volume[:, None]
+    if DROPOUT:
+        mixed *= gain
     if PRECISION != "ieee":
-        volume = tl.log2(volume)
-    tl.store(statistics_ptr + query_length, tl.where(blind, float("inf"), volume), mask=rows < query_length)
-    output_at = output_ptr + (batch_head * query_length + rows[:, None]) * HEAD_DIM + dims[None, :]
-    mask = (rows < query_length)[:, None] & (dims < HEAD_DIM)[None, :]
+        volume = row_max + tl.log2(volume)
+    statistics_ptr += line * 2 * line_length + query_start + rows
+    tl.store(statistics_ptr, row_max, mask=rows < query_length)
+    tl.store(statistics_ptr + line_length, tl.where(blind, float("inf"), volume), mask=rows < query_length)
+    output_ptr += batch * stride_ob + head * stride_oh + query_start * stride_on
+    output_at = output_ptr + rows[:, None] * stride_on + dims[None, :]
     tl.store(output_at, saturate(mixed, output_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def delta_kernel(output_ptr, gradient_ptr, delta_ptr, stride_b, stride_h, stride_n, heads, length,
-                 HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def delta_kernel(
+    output_ptr, gradient_ptr, delta_ptr, stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
+    heads, length, blocks, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Σ over head_dim of output · gradient for each query: what the softmax's backward subtracts."""
-    block, batch_head = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    rows, dims = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
+    program = tl.program_id(0).to(tl.int64)
+    line = program // blocks
+    batch, head = line // heads, line % heads
+    rows, dims = program % blocks * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
     mask = (rows < length)[:, None] & (dims < HEAD_DIM)[None, :]
-    output = tl.load(
-        output_ptr + (batch_head * length + rows[:, None]) * HEAD_DIM + dims[None, :], mask=mask, other=0.0
-    )
-    at = gradient_ptr + (batch_head // heads) * stride_b + (batch_head % heads) * stride_h
-    gradient = tl.load(at + rows[:, None] * stride_n + dims[None, :], mask=mask, other=0.0)
+    output_at = output_ptr + batch * stride_ob + head * stride_oh + rows[:, None] * stride_on + dims[None, :]
+    output = tl.load(output_at, mask=mask, other=0.0)
+    gradient_at = gradient_ptr + batch * stride_gb + head * stride_gh + rows[:, None] * stride_gn + dims[None, :]
+    gradient = tl.load(gradient_at, mask=mask, other=0.0)
     delta = tl.sum(output.to(tl.float32) * gradient.to(tl.float32), 1)
-    tl.store(delta_ptr + batch_head * length + rows, delta, mask=rows < length)
+    tl.store(delta_ptr + line * length + rows, delta, mask=rows < length)
 
 
 @triton.jit
 def query_tiles(
     query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
     key_ptr, value_ptr, padding_ptr, first_block, last_block, stride_kn, stride_vn, key_length,
-    weight, shift, growth, bound,
+    weight, shift, growth, bound, first_key, second_key, dropped, gain,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    NEAR: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, DELTA: tl.constexpr,
+    NEAR: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, DROPOUT: tl.constexpr,
+    DELTA: tl.constexpr,
 ):  # fmt: skip
     """Gradient of one query block, and of w and v from near tiles, before the factors that do not vary over keys.
 
@@ -328,11 +449,12 @@ def query_tiles(
     DELTA only Σ weight · (gradient · value) is added up, in place of ``shift_slope``.
     """
     dims = tl.arange(0, BLOCK_D)
-    places = positions.to(tl.float32)  # converting pair by pair would cost as much as an exponential
+    places = positions.to(tl.float32)
+    keys = first_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    key_at = key_ptr + keys[None, :] * stride_kn + dims[:, None]
+    value_at = value_ptr + keys[None, :] * stride_vn + dims[:, None]
     for block in range(first_block, last_block):
         keys = block * BLOCK_N + tl.arange(0, BLOCK_N)
-        key_at = key_ptr + keys[None, :] * stride_kn + dims[:, None]
-        value_at = value_ptr + keys[None, :] * stride_vn + dims[:, None]
         if RAGGED | HAS_PADDING:
             inside = keys < key_length
             if HAS_PADDING:
@@ -344,32 +466,36 @@ def query_tiles(
             key = tl.load(key_at)
             value = tl.load(value_at)
         scores = tl.dot(query, key, input_precision=PRECISION)  # [M, N]
-        positive = tl.maximum(scores, 0.0)
+        if DELTA:  # elsewhere no weight of a score below 0 is used
+            scores = tl.maximum(scores, 0.0)
         if NEAR:
             distance = tl.abs(places[:, None] - keys.to(tl.float32)[None, :])
             opened = gate(distance, weight, shift, PRECISION)
-            weights = tl.exp2(positive * opened * bound - peak[:, None])
+            weights = tl.exp2(scores * opened * bound - peak[:, None])
         else:
-            weights = tl.exp2(positive * bound - peak[:, None])
+            weights = tl.exp2(scores * bound - peak[:, None])
         if CAUSAL & NEAR:
             weights = tl.where(keys[None, :] <= positions[:, None], weights, 0.0)
         if PRECISION == "ieee":
             weights = tl.div_rn(weights, tl.broadcast_to(volume[:, None], weights.shape))
         product = tl.dot(gradient, value, input_precision=PRECISION)
+        if DROPOUT:
+            left = kept(first_key[:, None], second_key[:, None], keys[None, :], dropped)
+            product = tl.where(left, product * gain, 0.0)
         if DELTA:
             shift_slope += tl.sum(weights * product, 1)
         else:
-            slope = weights * (product - delta[:, None])
+            slope = tl.where(scores > 0.0, weights * (product - delta[:, None]), 0.0)
             if NEAR:
-                rise = slope * positive * opened
-                shut = 1.0 - opened
+                slope = slope * opened
+                rise, shut = slope * scores, 1.0 - opened
                 weight_slope += tl.sum(rise * shut * distance, 1)
                 shift_slope += tl.sum(rise * (growth - (1.0 + growth) * shut), 1)
-                slope = slope * opened
-            slope = tl.where(scores > 0.0, slope, 0.0)
             query_gradient = tl.dot(
                 saturate(slope, key.dtype), tl.trans(key), query_gradient, input_precision=PRECISION
             )
+        key_at += BLOCK_N * stride_kn
+        value_at += BLOCK_N * stride_vn
     return query_gradient, weight_slope, shift_slope
 
 
@@ -377,23 +503,23 @@ def query_tiles(
 def all_query_tiles(
     query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
     key_ptr, value_ptr, padding_ptr, left_stop, near_start, near_stop, right_start, blocks,
-    stride_kn, stride_vn, key_length, weight, shift, growth, bound,
+    stride_kn, stride_vn, key_length, weight, shift, growth, bound, first_key, second_key, dropped, gain,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, DELTA: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, DROPOUT: tl.constexpr, DELTA: tl.constexpr,
 ):  # fmt: skip
     """Far tiles on the left, far tiles on the right, near tiles."""
     query_gradient, weight_slope, shift_slope = query_tiles(
         query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
         key_ptr, value_ptr, padding_ptr, 0, left_stop, stride_kn, stride_vn, key_length,
-        weight, shift, growth, bound,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DELTA,
+        weight, shift, growth, bound, first_key, second_key, dropped, gain,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, DELTA,
     )  # fmt: skip
     if not CAUSAL:
         query_gradient, weight_slope, shift_slope = query_tiles(
             query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
             key_ptr, value_ptr, padding_ptr, right_start, blocks, stride_kn, stride_vn, key_length,
-            weight, shift, growth, bound,
-            HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DELTA,
+            weight, shift, growth, bound, first_key, second_key, dropped, gain,
+            HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, DELTA,
         )  # fmt: skip
     if not DELTA:
         # Over far tiles Σ slope·ReLU(q·k) is query · (gradient of query): no need to add it up pair by pair.
@@ -401,57 +527,58 @@ def all_query_tiles(
     return query_tiles(
         query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
         key_ptr, value_ptr, padding_ptr, near_start, near_stop, stride_kn, stride_vn, key_length,
-        weight, shift, growth, bound,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, True, CAUSAL, RAGGED, HAS_PADDING, DELTA,
+        weight, shift, growth, bound, first_key, second_key, dropped, gain,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, True, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, DELTA,
     )  # fmt: skip
 
 
 @triton.jit
 def query_kernel(
-    query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-    query_gradient_ptr, weight_gradient_ptr, shift_gradient_ptr,
+    query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, query_starts_ptr, key_starts_ptr, seed_ptr,
+    gradient_ptr, statistics_ptr, delta_ptr, query_gradient_ptr, weight_gradient_ptr, shift_gradient_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_gb, stride_gh, stride_gn,
-    batches, heads, query_length, key_length, query_blocks, scale, tail,
+    stride_gb, stride_gh, stride_gn, stride_ob, stride_oh, stride_on,
+    sequences, heads, query_length, key_length, line_length, key_total, query_blocks, scale, tail, dropped, gain,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, VARLEN: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one query block, and its share of those of w and v."""
     program = tl.program_id(0)
     query_block = query_blocks - 1 - program % query_blocks
-    batch = (program // query_blocks) % batches
-    head = head_of_rank(weight_ptr, program // (query_blocks * batches), heads, HEADS)
-    batch_head = batch.to(tl.int64) * heads + head
+    sequence = (program // query_blocks) % sequences
+    head = head_of_rank(weight_ptr, program // (query_blocks * sequences), heads, HEADS)
+    query_start, query_length, batch = span_of(query_starts_ptr, sequence, query_length, line_length, VARLEN)
+    key_start, key_length, batch = span_of(key_starts_ptr, sequence, key_length, key_total, VARLEN)
+    if query_block * BLOCK_M >= query_length:
+        return
     weight, shift = tl.load(weight_ptr + head), tl.load(shift_ptr + head)
     growth, bound = rise_of(shift, scale)
 
     rows, dims = query_block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    offset = key_length - query_length
-    positions = rows + offset
+    positions = rows + key_length - query_length
     mask = (rows < query_length)[:, None] & (dims < HEAD_DIM)[None, :]
-    query_at = query_ptr + batch.to(tl.int64) * stride_qb + head * stride_qh + rows[:, None] * stride_qn + dims[None, :]
-    query = tl.load(query_at, mask=mask, other=0.0)  # [M, D]
-    at = gradient_ptr + batch.to(tl.int64) * stride_gb + head * stride_gh + rows[:, None] * stride_gn + dims[None, :]
-    gradient = tl.load(at, mask=mask, other=0.0)  # [M, D]
-    peak, volume = load_statistics(statistics_ptr, batch_head, query_length, rows)
-    delta_at = delta_ptr + batch_head * query_length + rows
+    query_ptr += batch * stride_qb + head * stride_qh + query_start * stride_qn
+    query = tl.load(query_ptr + rows[:, None] * stride_qn + dims[None, :], mask=mask, other=0.0)  # [M, D]
+    gradient_ptr += batch * stride_gb + head * stride_gh + query_start * stride_gn
+    gradient = tl.load(gradient_ptr + rows[:, None] * stride_gn + dims[None, :], mask=mask, other=0.0)  # [M, D]
+    key_ptr += batch * stride_kb + head * stride_kh + key_start * stride_kn
+    value_ptr += batch * stride_vb + head * stride_vh + key_start * stride_vn
+    line = batch * heads + head
+    peak, volume = load_statistics(
+        statistics_ptr + line * 2 * line_length + query_start, line_length, rows, query_length
+    )  # fmt: skip
+    delta_at = delta_ptr + line * line_length + query_start + rows
     delta = tl.load(delta_at, mask=rows < query_length, other=0.0)
-    key_ptr += batch.to(tl.int64) * stride_kb + head * stride_kh
-    value_ptr += batch.to(tl.int64) * stride_vb + head * stride_vh
+    first_key, second_key = rows, rows
+    if DROPOUT:
+        first_key, second_key = row_keys(seed_ptr, line * line_length + query_start + rows)
     if HAS_PADDING:
-        padding_ptr += batch.to(tl.int64) * key_length
+        padding_ptr += batch * key_length
 
-    reach = reach_of(weight, shift, tail)
-    first, last = query_block * BLOCK_M + offset, tl.minimum(query_block * BLOCK_M + BLOCK_M, query_length) - 1 + offset
-    visible = key_length
-    if CAUSAL:
-        visible = tl.maximum(tl.minimum(last + 1, key_length), 0)
-    near_start, near_stop = near_blocks(first, last, reach, visible, BLOCK_N)
-    if CAUSAL:
-        near_start = tl.minimum(near_start, tl.maximum(first, 0) // BLOCK_N)
-        near_stop = tl.cdiv(visible, BLOCK_N)
-    blocks = tl.cdiv(visible, BLOCK_N)
-
+    near_start, near_stop, blocks = visible_blocks(
+        query_block, query_length, key_length, weight, shift, tail, BLOCK_M, BLOCK_N, CAUSAL, DROPOUT
+    )
     query_gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     weight_slope, shift_slope = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     # A head with w < 0 visits near tiles only.
@@ -465,58 +592,62 @@ def query_kernel(
         _, _, delta = all_query_tiles(
             query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
             key_ptr, value_ptr, padding_ptr, left_stop, near_start, near_stop, right_start, blocks,
-            stride_kn, stride_vn, key_length, weight, shift, growth, bound,
-            HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, True,
+            stride_kn, stride_vn, key_length, weight, shift, growth, bound, first_key, second_key, dropped, gain,
+            HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, True,
         )  # fmt: skip
         if PRECISION != "ieee":
-            delta *= tl.exp2(-volume)
+            delta *= tl.exp2(peak - volume)
         tl.store(delta_at, delta, mask=rows < query_length)
     query_gradient, weight_slope, shift_slope = all_query_tiles(
         query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
         key_ptr, value_ptr, padding_ptr, left_stop, near_start, near_stop, right_start, blocks,
-        stride_kn, stride_vn, key_length, weight, shift, growth, bound,
-        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, False,
+        stride_kn, stride_vn, key_length, weight, shift, growth, bound, first_key, second_key, dropped, gain,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, False,
     )  # fmt: skip
 
     if PRECISION == "ieee":
         share = tl.full((BLOCK_M,), 1.0, tl.float32)
     else:
-        share = tl.exp2(-volume)
+        share = tl.exp2(peak - volume)
     query_gradient *= (share * (1.0 + growth) * scale)[:, None]
-    out_at = query_gradient_ptr + (batch_head * query_length + rows[:, None]) * HEAD_DIM + dims[None, :]
+    query_gradient_ptr += batch * stride_ob + head * stride_oh + query_start * stride_on
+    out_at = query_gradient_ptr + rows[:, None] * stride_on + dims[None, :]
     tl.store(out_at, saturate(query_gradient, query_gradient_ptr.dtype.element_ty), mask=mask)
-    place = batch_head * query_blocks + query_block
+    place = (sequence.to(tl.int64) * heads + head) * query_blocks + query_block
     tl.store(weight_gradient_ptr + place, tl.sum(weight_slope * share, 0) * (1.0 + growth) * scale)
     tl.store(shift_gradient_ptr + place, tl.sum(shift_slope * share, 0) * scale)
 
 
 @triton.jit
 def key_tiles(
-    key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-    first_block, last_block, stride_qn, stride_gn, query_length, offset, weight, shift, bound,
+    key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr, seed_ptr,
+    first_block, last_block, stride_qn, stride_gn, query_length, line_length, first_line, offset,
+    weight, shift, bound, dropped, gain,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, PRECISION: tl.constexpr,
-    NEAR: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr,
+    NEAR: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one key block from query blocks first … last, the keys' before the factor (1 + e^v)·scale.
 
-    A row past the last query has a volume of +inf, hence weights of 0, and no mask is needed.
+    A row past the last query has a volume of +inf, hence weights of 0, and no mask is needed. With DROPOUT the
+    values' gradients lack the factor ``gain``.
     """
     dims = tl.arange(0, BLOCK_D)
     places = keys.to(tl.float32)
+    rows = first_block * BLOCK_M + tl.arange(0, BLOCK_M)
+    query_at = query_ptr + rows[None, :] * stride_qn + dims[:, None]
+    gradient_at = gradient_ptr + rows[:, None] * stride_gn + dims[None, :]
     for block in range(first_block, last_block):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        query_at = query_ptr + rows[None, :] * stride_qn + dims[:, None]
-        gradient_at = gradient_ptr + rows[:, None] * stride_gn + dims[None, :]
         if RAGGED:
             inside = rows < query_length
             query = tl.load(query_at, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)  # [D, M]
             gradient = tl.load(gradient_at, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)  # [M, D]
-            peak, volume = load_statistics(statistics_ptr, 0, query_length, rows)
+            peak, volume = load_statistics(statistics_ptr, line_length, rows, query_length)
             delta = tl.load(delta_ptr + rows, mask=inside, other=0.0)
         else:
             query = tl.load(query_at)
             gradient = tl.load(gradient_at)
-            peak, volume = tl.load(statistics_ptr + rows), tl.load(statistics_ptr + query_length + rows)
+            peak, volume = tl.load(statistics_ptr + rows), tl.load(statistics_ptr + line_length + rows)
             delta = tl.load(delta_ptr + rows)
         scores = tl.dot(key, query, input_precision=PRECISION)  # [N, M]
         positive = tl.maximum(scores, 0.0)
@@ -530,50 +661,66 @@ def key_tiles(
             weights = tl.exp2(scaled - peak[None, :])
             weights = tl.div_rn(weights, tl.broadcast_to(volume[None, :], weights.shape))
         else:
-            weights = tl.exp2(scaled - (peak + volume)[None, :])
+            weights = tl.exp2(scaled - volume[None, :])
         if CAUSAL & NEAR:
             weights = tl.where(keys[:, None] <= rows[None, :] + offset, weights, 0.0)
-        value_gradient = tl.dot(weights.to(gradient.dtype), gradient, value_gradient, input_precision=PRECISION)
-        slope = weights * (tl.dot(value, tl.trans(gradient), input_precision=PRECISION) - delta[None, :])
+        product = tl.dot(value, tl.trans(gradient), input_precision=PRECISION)
+        used = weights
+        if DROPOUT:
+            first_key, second_key = row_keys(seed_ptr, first_line + rows)
+            left = kept(first_key[None, :], second_key[None, :], keys[:, None], dropped)
+            used = tl.where(left, weights, 0.0)
+            product = tl.where(left, product * gain, 0.0)
+        value_gradient = tl.dot(used.to(gradient.dtype), gradient, value_gradient, input_precision=PRECISION)
+        slope = weights * (product - delta[None, :])
         if NEAR:
             slope = slope * opened
         slope = tl.where(scores > 0.0, slope, 0.0)
         key_gradient = tl.dot(saturate(slope, query.dtype), tl.trans(query), key_gradient, input_precision=PRECISION)
+        query_at += BLOCK_M * stride_qn
+        gradient_at += BLOCK_M * stride_gn
     return key_gradient, value_gradient
 
 
 @triton.jit
 def key_kernel(
-    query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-    sums_ptr, key_gradient_ptr, value_gradient_ptr,
+    query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, query_starts_ptr, key_starts_ptr, seed_ptr,
+    gradient_ptr, statistics_ptr, delta_ptr, sums_ptr, key_gradient_ptr, value_gradient_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_gb, stride_gh, stride_gn,
-    batches, heads, query_length, key_length, key_blocks, scale, tail,
+    stride_gb, stride_gh, stride_gn, stride_ob, stride_oh, stride_on, stride_ub, stride_uh, stride_un,
+    sequences, heads, query_length, key_length, line_length, key_total, query_blocks, key_blocks,
+    scale, tail, dropped, gain,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, VARLEN: tl.constexpr,
+    DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one block of keys and values."""
     program = tl.program_id(0)
     key_block = program % key_blocks
-    batch = (program // key_blocks) % batches
-    head = head_of_rank(weight_ptr, program // (key_blocks * batches), heads, HEADS)
-    batch_head = batch.to(tl.int64) * heads + head
+    sequence = (program // key_blocks) % sequences
+    head = head_of_rank(weight_ptr, program // (key_blocks * sequences), heads, HEADS)
+    query_start, query_length, batch = span_of(query_starts_ptr, sequence, query_length, line_length, VARLEN)
+    key_start, key_length, batch = span_of(key_starts_ptr, sequence, key_length, key_total, VARLEN)
+    if key_block * BLOCK_N >= key_length:
+        return
     weight, shift = tl.load(weight_ptr + head), tl.load(shift_ptr + head)
     growth, bound = rise_of(shift, scale)
 
     keys, dims = key_block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     offset = key_length - query_length
     mask = (keys < key_length)[:, None] & (dims < HEAD_DIM)[None, :]
-    key_at = key_ptr + batch.to(tl.int64) * stride_kb + head * stride_kh + keys[:, None] * stride_kn + dims[None, :]
-    value_at = value_ptr + batch.to(tl.int64) * stride_vb + head * stride_vh + keys[:, None] * stride_vn + dims[None, :]
-    key = tl.load(key_at, mask=mask, other=0.0)  # [N, D]
-    value = tl.load(value_at, mask=mask, other=0.0)  # [N, D]
-    query_ptr += batch.to(tl.int64) * stride_qb + head * stride_qh
-    gradient_ptr += batch.to(tl.int64) * stride_gb + head * stride_gh
-    statistics_ptr += batch_head * 2 * query_length
-    delta_ptr += batch_head * query_length
+    key_ptr += batch * stride_kb + head * stride_kh + key_start * stride_kn
+    key = tl.load(key_ptr + keys[:, None] * stride_kn + dims[None, :], mask=mask, other=0.0)  # [N, D]
+    value_ptr += batch * stride_vb + head * stride_vh + key_start * stride_vn
+    value = tl.load(value_ptr + keys[:, None] * stride_vn + dims[None, :], mask=mask, other=0.0)  # [N, D]
+    query_ptr += batch * stride_qb + head * stride_qh + query_start * stride_qn
+    gradient_ptr += batch * stride_gb + head * stride_gh + query_start * stride_gn
+    line = batch * heads + head
+    statistics_ptr += line * 2 * line_length + query_start
+    first_line = line * line_length + query_start
+    delta_ptr += first_line
 
-    reach = reach_of(weight, shift, tail)
+    reach = reach_of(weight, shift, tail, DROPOUT)
     first = key_block * BLOCK_N - offset  # as a row of the queries
     last = tl.minimum(key_block * BLOCK_N + BLOCK_N, key_length) - 1 - offset
     near_start, near_stop = near_blocks(first, last, reach, query_length, BLOCK_M)
@@ -589,33 +736,41 @@ def key_kernel(
         if not CAUSAL:
             key_gradient, value_gradient = key_tiles(
                 key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-                0, near_start, stride_qn, stride_gn, query_length, offset, weight, shift, bound,
-                HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, False, CAUSAL, RAGGED,
+                seed_ptr, 0, near_start, stride_qn, stride_gn, query_length, line_length, first_line, offset,
+                weight, shift, bound, dropped, gain,
+                HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, False, CAUSAL, RAGGED, DROPOUT,
             )  # fmt: skip
         key_gradient, value_gradient = key_tiles(
             key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-            near_stop, blocks, stride_qn, stride_gn, query_length, offset, weight, shift, bound,
-            HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, False, CAUSAL, RAGGED,
+            seed_ptr, near_stop, blocks, stride_qn, stride_gn, query_length, line_length, first_line, offset,
+            weight, shift, bound, dropped, gain,
+            HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, False, CAUSAL, RAGGED, DROPOUT,
         )  # fmt: skip
     elif (near_start > 0) | (near_stop < blocks):
-        sums_at = sums_ptr + batch_head * (blocks + 1) * HEAD_DIM + dims
+        sums_at = sums_ptr + (sequence.to(tl.int64) * heads + head) * (query_blocks + 1) * HEAD_DIM + dims
         in_head = dims < HEAD_DIM
-        far = tl.load(sums_at + blocks * HEAD_DIM, mask=in_head, other=0.0)
+        far = tl.load(sums_at + query_blocks * HEAD_DIM, mask=in_head, other=0.0)
         far -= tl.load(sums_at + near_stop * HEAD_DIM, mask=in_head, other=0.0)
         if not CAUSAL:
             far += tl.load(sums_at + near_start * HEAD_DIM, mask=in_head, other=0.0)
         value_gradient += far[None, :]
     key_gradient, value_gradient = key_tiles(
         key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-        near_start, near_stop, stride_qn, stride_gn, query_length, offset, weight, shift, bound,
-        HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, True, CAUSAL, RAGGED,
+        seed_ptr, near_start, near_stop, stride_qn, stride_gn, query_length, line_length, first_line, offset,
+        weight, shift, bound, dropped, gain,
+        HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, True, CAUSAL, RAGGED, DROPOUT,
     )  # fmt: skip
 
     key_gradient *= (1.0 + growth) * scale
+    if DROPOUT:
+        value_gradient *= gain
     if HAS_PADDING:
-        hidden = tl.load(padding_ptr + batch.to(tl.int64) * key_length + keys, mask=keys < key_length, other=1) != 0
+        hidden = tl.load(padding_ptr + batch * key_length + keys, mask=keys < key_length, other=1) != 0
         key_gradient = tl.where(hidden[:, None], 0.0, key_gradient)
         value_gradient = tl.where(hidden[:, None], 0.0, value_gradient)
-    out_at = (batch_head * key_length + keys[:, None]) * HEAD_DIM + dims[None, :]
-    tl.store(key_gradient_ptr + out_at, saturate(key_gradient, key_gradient_ptr.dtype.element_ty), mask=mask)
-    tl.store(value_gradient_ptr + out_at, saturate(value_gradient, value_gradient_ptr.dtype.element_ty), mask=mask)
+    key_gradient_ptr += batch * stride_ob + head * stride_oh + key_start * stride_on
+    key_gradient_at = key_gradient_ptr + keys[:, None] * stride_on + dims[None, :]
+    tl.store(key_gradient_at, saturate(key_gradient, key_gradient_ptr.dtype.element_ty), mask=mask)
+    value_gradient_ptr += batch * stride_ub + head * stride_uh + key_start * stride_un
+    value_gradient_at = value_gradient_ptr + keys[:, None] * stride_un + dims[None, :]
+    tl.store(value_gradient_at, saturate(value_gradient, value_gradient_ptr.dtype.element_ty), mask=mask)
