@@ -17,6 +17,7 @@ from datransformer.data.mind import read_behaviors, read_news
 from datransformer.data.prepare import TextData
 from datransformer.data.readers import Columns, read_rows
 from datransformer.experiments import bench_train as bench
+from datransformer.experiments import machine
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.train.config import FileConfig, RunConfig
@@ -38,7 +39,8 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
         patch.setattr(bench, "NEWS_ITEMS", 70)
         entries = {key: replace(entry, model=SMALL) for key, entry in bench.ENTRIES.items()}
         patch.setattr(bench, "ENTRIES", entries)
-        patch.setattr(bench, "find_spec", lambda name: None if name in HUGGING_FACE else find_spec(name))
+        for module in (bench, machine):
+            patch.setattr(module, "find_spec", lambda name: None if name in HUGGING_FACE else find_spec(name))
         yield patch
 
 

@@ -7,10 +7,7 @@ and the seconds are those that the thread has worked, so that other work on the 
 
 import gc
 import importlib
-import importlib.metadata
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -42,6 +39,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.news import BEHAVIORS, NEWS
 from datransformer.data.prepare import TextData
 from datransformer.data.store import write_text
+from datransformer.experiments.machine import machine, markdown, versions_of
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.nn.pooling import POOLINGS
@@ -107,8 +105,8 @@ def bench_train(
         folder = Path(name)
         result: dict[str, Any] = {
             "quick": quick,
-            "machine": _machine(fabric.device),
-            "versions": {**versions(), **_versions_of("transformers", "accelerate")},
+            "machine": machine(fabric.device),
+            "versions": {**versions(), **versions_of("transformers", "accelerate")},
             "training": measure_training(folder, fabric, sizes, tell),
             "encoding": measure_encoding(folder, sizes, tell),
             "growth": measure_growth(folder, sizes, tell) if growth else None,
@@ -781,9 +779,9 @@ def growth_markdown(result: Mapping[str, Any]) -> str:
         f"Batches of {training['batch_size']} texts of {training['mean_tokens']} tokens on average, "
         f"{training['vocabulary']:,} token ids, on {result['machine']['device']}, {training['threads']} threads:",
         "",
-        *_markdown(("training", "parameters", "tokens/s", "waiting for data", "ours ÷ it"), _training_cells(training)),
+        *markdown(("training", "parameters", "tokens/s", "waiting for data", "ours ÷ it"), _training_cells(training)),
         "",
-        *_markdown(
+        *markdown(
             ("from csv to ids", "texts", "MB", "texts/s/core", "texts/s"),
             [
                 (
@@ -809,7 +807,7 @@ def growth_markdown(result: Mapping[str, Any]) -> str:
             )
             for row in sizes
         ]
-        lines += ["", *_markdown(heads, cells)]
+        lines += ["", *markdown(heads, cells)]
     return "\n".join(lines) + "\n"
 
 
@@ -825,11 +823,6 @@ def _training_cells(training: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield name, f"{row['parameters']:,}", speed, waiting, "" if ratio is None else f"{ratio:.2f}"
 
 
-def _markdown(heads: Sequence[str], rows: Iterator[tuple[str, ...]] | Sequence[tuple[str, ...]]) -> list[str]:
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
-
-
 def _number(value: float | None) -> str:
     if value is None:
         return "–"
@@ -838,15 +831,6 @@ def _number(value: float | None) -> str:
 
 def _or_dash(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
-
-
-def _machine(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"device": name, "cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()}
-
-
-def _versions_of(*names: str) -> dict[str, str]:
-    return {name: str(importlib.metadata.version(name)) for name in names if find_spec(name) is not None}
 
 
 if __name__ == "__main__":
