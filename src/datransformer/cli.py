@@ -501,5 +501,38 @@ def bench_train_command(
     Console().print(bench_table(result))
 
 
+@bench_app.command("attention")
+def bench_attention_command(
+    device: Device = "auto",
+    quick: Annotated[bool, typer.Option(help="Small sizes, to see that it works.")] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file for all numbers.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Figure of time and memory over the length: png, svg or pdf.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(metavar="BxHxNxD", help="Measure this; may be repeated.")] = None,
+    threads: Annotated[int, typer.Option(help="Of a CPU.")] = 2,
+) -> None:
+    """Time and memory of distance-aware attention beside SDPA, FlexAttention and torch.compile, in turns.
+
+    [bold]python -m datransformer.bench[/bold] is the same and needs torch alone.
+    """
+    from datransformer.bench import run
+
+    try:
+        text = run(
+            device=device,
+            quick=quick,
+            out=out,
+            plot=plot,
+            shapes=shape or [],
+            threads=threads,
+            tell=lambda line: typer.echo(line, err=True),
+        )
+    except InputError as error:  # known before anything is measured: a bad argument, as typer's own
+        _fail(str(error), 2)
+    else:
+        typer.echo(text, nl=False)
+
+
 if __name__ == "__main__":
     main()

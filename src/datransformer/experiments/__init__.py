@@ -1,1 +1,1 @@
-"""Plans of runs: the demo."""
+"""Plans of runs and benchmarks."""

@@ -1,5 +1,6 @@
 """What a benchmark ran on, and its tables. Needs torch alone."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -22,7 +23,12 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 def versions_of(*names: str) -> dict[str, str]:
     """The versions of those packages that are installed."""
-    return {name: str(importlib.metadata.version(name)) for name in names if find_spec(name) is not None}
+    found: dict[str, str] = {}
+    for name in names:
+        if find_spec(name) is not None:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # installed under another name
+                found[name] = importlib.metadata.version(name)
+    return found
 
 
 def commit(folder: Path = PACKAGE) -> str | None:

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,41 @@ def nearest_marker(report: Mapping[str, Any]) -> Figure:
     heads.set_xlabel("distance of the marker from the query")
     heads.set_title("attention to a marker, one row a head", fontsize=10)
     figure.colorbar(image, ax=heads)
+    return figure
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; the markers tell them apart in grey too.
+OKABE_ITO = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#000000", "#F0E442")
+MARKERS = "osD^vPX*"
+
+
+def attention_growth(result: Mapping[str, Any]) -> Figure:
+    """`bench attention`: time and memory of forward and backward over the length, in the series with most lengths."""
+    series: dict[str, list[Mapping[str, Any]]] = {}
+    for case in result["cases"]:
+        series.setdefault(case["series"], []).append(case)
+    title, cases = max(series.items(), key=lambda item: len(item[1]))
+    cases = sorted(cases, key=lambda case: case["shape"][2])
+    lengths = [case["shape"][2] for case in cases]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    panels = {"ms": "forward and backward, ms", "peak_mib": "peak memory beyond the inputs, MiB"}
+    for axes, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        names = {name: row["label"] for case in cases for name, row in case["rows"].items() if key in row["both"]}
+        for name, colour, marker in zip(names, itertools.cycle(OKABE_ITO), itertools.cycle(MARKERS)):
+            rows = [(case["shape"][2], case["rows"].get(name, {}).get("both", {}).get(key)) for case in cases]
+            points = [(length, value) for length, value in rows if value is not None]
+            axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=names[name])
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("")
+        axes.set_xlabel("length N")
+        axes.set_ylabel(label)
+        axes.grid(color="lightgrey", linewidth=0.5)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    figure.suptitle(f"{title} on {result['machine']['device']}", fontsize=10)
     return figure
 
 
