@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format figures clean
+.PHONY: demo test check format figures performance clean
 
 demo: $(INSTALLED)
 	$(BIN)/datransformer demo --out demo
@@ -23,6 +23,10 @@ format: $(INSTALLED)
 
 figures: $(INSTALLED)
 	$(BIN)/python -m datransformer.report.figures docs/images
+
+# The tables of docs/performance.md on attention, from docs/results/bench_attention_*.json.
+performance: $(INSTALLED)
+	$(BIN)/python -m datransformer.experiments.bench_attention docs
 
 clean:
 	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
