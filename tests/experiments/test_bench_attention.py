@@ -332,6 +332,11 @@ def test_targets_are_judged() -> None:
         f"{series}: fwd+bwd of twice the length, at worst": (2.4, False),
         f"{series}: memory of twice the length, at worst": (2.0, True),
     }
+    assert {row["contestant"] for row in result["doublings"]} == {"auto"}
+    result["cases"].append(fake_case(Case((1, 16, 32768, 64), weights="near"), {"auto": None}))
+    result["doublings"] = attention.list_doublings(result["cases"])
+    judged = {row["name"]: (row["reached"], row["met"]) for row in attention.list_targets(result)}
+    assert judged[f"{series}: memory of twice the length, at worst"] == (None, None)
 
 
 def test_every_target_is_measured() -> None:

@@ -89,7 +89,7 @@ PLANS: dict[str, Plan] = {
         (
             Case((32, 16, 256, 16), "fp32", full=True),
             Case((64, 16, 48, 16), "fp32", full=True),
-            *(Case((1, 16, length, 64), "fp32") for length in (512, 1024, 2048, 4096)),
+            *(Case((1, 16, length, 64), "fp32") for length in (512, 1024, 2048)),
             Case((4, 16, 2048, 64), "fp32"),
         ),
         least=7, most=50, seconds=10, patience=300,
@@ -409,7 +409,8 @@ def list_doublings(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             }
             if "both" in grown:
                 grown["memory"] = _quotient(row["both"]["peak_bytes"], other["both"]["peak_bytes"])
-            rows.append({"series": short["series"], "length": long["shape"][2], "contestant": name, **grown})
+            if "ms" in row["forward"] or "ms" in other["forward"]:  # a length that failed leaves its target unmeasured
+                rows.append({"series": short["series"], "length": long["shape"][2], "contestant": name, **grown})
     return rows
 
 
@@ -544,7 +545,7 @@ def attention_text(result: Mapping[str, Any]) -> str:
 
 
 LEGEND = (
-    "÷ is time or memory beside SDPA: flash on CUDA, efficient in fp32 and with padding.\n"
+    "÷ is time or memory beside SDPA: on CUDA its flash kernel, in fp32 and with padding its efficient one.\n"
     "TFLOP/s count the operations of plain attention: a shortcut shows as a higher figure.\n"
     "Memory is the peak of forward and backward beyond the inputs."
 )
