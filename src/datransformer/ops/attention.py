@@ -58,9 +58,8 @@ class Backend(Protocol):
         """The output and, where there are any, the weights."""
 
 
-# "auto" takes the first that has no reason against the call. The fused kernels are asked for by name until every test
-# marked gpu has passed on them.
-BACKENDS: dict[str, Backend] = {"reference": reference, "fused": fused}
+# "auto" takes the first that has no reason against the call.
+BACKENDS: dict[str, Backend] = {"fused": fused, "reference": reference}
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -144,7 +143,7 @@ def distance_aware_attention(
         return_weights: Also return what the values were multiplied with, ``[batch, heads, query_length, key_length]``.
             After dropout, and in the late methods, the weights of a query do not sum to one.
         backend: ``"auto"``, or a key of `BACKENDS`, which then raises where it cannot run the call. ``"fused"`` needs a
-            CUDA device, Triton, the default mapping and adjusting method, and none of attn_mask, dropout and weights.
+            CUDA device, Triton, the default mapping and adjusting method, and neither attn_mask nor the weights.
 
     Returns:
         ``[batch, heads, query_length, value_dim]``, or that and the weights. A query with no visible key gets zeros.
