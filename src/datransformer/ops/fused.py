@@ -19,8 +19,11 @@ FAR_TOLERANCE = {torch.float32: 1e-7, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 
 MAX_HEAD_DIM = 256
 
-# Up to this length a sequence is one tile, if a head is no wider than `SHORT_HEAD_DIM`: more does not fit in registers.
-SHORT_LENGTH, SHORT_HEAD_DIM = 128, 64
+# Up to this length a sequence is one tile, if its rows are no larger than so many bytes: more does not fit in registers.
+SHORT_LENGTH, SHORT_BYTES = 128, 8192
+
+# In fp32 there are no tensor cores to use, and from this many pairs on "auto" spares memory rather than time.
+MANY_PAIRS = 2**28
 
 # A constant, and not the answer of an import, so that torch.compile can look at it.
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -90,6 +93,11 @@ def _width(head_dim: int) -> int:
     return max(16, _power_of_two(head_dim))
 
 
+def _is_short(query: Tensor, length: int) -> bool:
+    row = _width(query.shape[3]) * query.element_size()
+    return length <= SHORT_LENGTH and max(16, _power_of_two(length)) * row <= SHORT_BYTES
+
+
 def _strides(*tensors: Tensor, packed: bool) -> list[int]:
     """Strides over batch, heads and length. Packed sequences have no batch axis."""
     return [stride for tensor in tensors for stride in (0 if packed else tensor.stride(0), *tensor.stride()[1:3])]
@@ -135,7 +143,7 @@ class _Call:
 
     @property
     def is_short(self) -> bool:
-        return max(self.query_length, self.key_length) <= SHORT_LENGTH and self.query.shape[3] <= SHORT_HEAD_DIM
+        return _is_short(self.query, max(self.query_length, self.key_length))
 
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
@@ -335,10 +343,10 @@ def fused_attention_backward(
         return query_gradient, key_gradient, value_gradient, weight_gradient.clone(), shift_gradient.clone()
 
     kernels = _kernels()
-    delta = torch.empty_like(statistics[:, :, 0])
+    delta = torch.empty_like(statistics)
     blocks = -(-query.shape[2] // 64)
     kernels.delta_kernel[(blocks * query.shape[0] * call.heads,)](
-        output, gradient, delta, *output.stride()[:3], *gradient.stride()[:3], call.heads, query.shape[2], blocks,
+        output, gradient, statistics, delta, *output.stride()[:3], *gradient.stride()[:3], call.heads, query.shape[2], blocks,
         HEAD_DIM=query.shape[3], BLOCK_D=_width(query.shape[3]), BLOCK=64,
     )  # fmt: skip
 

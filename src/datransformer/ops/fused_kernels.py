@@ -7,9 +7,9 @@ common weight per query, and all that is needed of the values, or of the output 
 from prefix sums over blocks.
 
 Scores are ≥ 0 and live in the log2 domain; the running maximum starts at 0, which no masked score can spoil. Of each
-query two statistics are kept: the maximum `peak` (or 0 where that does, see `forward_kernel`), and `volume`: the log2
-of the sum of all exp2(score), or in fp32 (PRECISION "ieee") the sum of all exp2(score − peak) as it is. It is +inf if
-the query sees no key. exp2(score − volume), or exp2(score − peak) / volume in fp32, is an attention weight.
+query two statistics are kept: the maximum `peak` (or 0 where that does, see `forward_kernel`), and `volume`, which is
+the log2 of the sum, or in fp32 (PRECISION "ieee") the sum itself. It is +inf if the query sees no key.
+exp2(score − peak − volume), or exp2(score − peak) / volume in fp32, is an attention weight.
 
 Coefficients above 1 magnify errors of the weights' gradients: with v = 10 scores reach 1e5 and c is 2e4. A query with
 a single winner must then have a weight of 1 and a gradient of 0, as in the reference, and not nearly. That is why the
@@ -113,7 +113,7 @@ def saturate(tensor, dtype: tl.constexpr):
 
 @triton.jit
 def load_statistics(statistics_ptr, line_length, rows, length):
-    """Peak and volume of each row; a row past the end gets a volume of +inf, hence weights of 0."""
+    """Two numbers of each row; a row past the end has a volume of +inf, hence weights of 0."""
     peak = tl.load(statistics_ptr + rows, mask=rows < length, other=0.0)
     volume = tl.load(statistics_ptr + line_length + rows, mask=rows < length, other=float("inf"))
     return peak, volume
@@ -192,7 +192,7 @@ def block_sums_kernel(
             if PRECISION == "ieee":
                 tile = tile * (tl.exp2(-peak) / volume)[:, None]
             else:
-                tile = tile * tl.exp2(-volume)[:, None]
+                tile = tile * tl.exp2(-peak - volume)[:, None]
         tl.store(sums_ptr + place * HEAD_DIM + dims, tl.sum(tile, 0), mask=dims < HEAD_DIM)
         if HAS_PADDING:
             tl.store(counts_ptr + batch * blocks + block, tl.sum(taken.to(tl.float32), 0))
@@ -406,7 +406,7 @@ def forward_kernel(
     if DROPOUT:
         mixed *= gain
     if PRECISION != "ieee":
-        volume = row_max + tl.log2(volume)
+        volume = tl.log2(volume)
     statistics_ptr += line * 2 * line_length + query_start + rows
     tl.store(statistics_ptr, row_max, mask=rows < query_length)
     tl.store(statistics_ptr + line_length, tl.where(blind, float("inf"), volume), mask=rows < query_length)
@@ -417,10 +417,14 @@ def forward_kernel(
 
 @triton.jit
 def delta_kernel(
-    output_ptr, gradient_ptr, delta_ptr, stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn,
-    heads, length, blocks, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
+    output_ptr, gradient_ptr, statistics_ptr, delta_ptr,
+    stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn, heads, length, blocks,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Σ over head_dim of output · gradient for each query: what the softmax's backward subtracts."""
+    """Of each query: delta = Σ over head_dim of output · gradient, what the softmax's backward subtracts; peak + volume.
+
+    The second is for the key kernel, in whose loop an addition less counts. It has no meaning in fp32.
+    """
     program = tl.program_id(0).to(tl.int64)
     line = program // blocks
     batch, head = line // heads, line % heads
@@ -431,7 +435,10 @@ def delta_kernel(
     gradient_at = gradient_ptr + batch * stride_gb + head * stride_gh + rows[:, None] * stride_gn + dims[None, :]
     gradient = tl.load(gradient_at, mask=mask, other=0.0)
     delta = tl.sum(output.to(tl.float32) * gradient.to(tl.float32), 1)
-    tl.store(delta_ptr + line * length + rows, delta, mask=rows < length)
+    peak, volume = load_statistics(statistics_ptr + line * 2 * length, length, rows, length)
+    delta_ptr += line * 2 * length + rows
+    tl.store(delta_ptr, delta, mask=rows < length)
+    tl.store(delta_ptr + length, peak + volume, mask=rows < length)
 
 
 @triton.jit
@@ -568,7 +575,7 @@ def query_kernel(
     peak, volume = load_statistics(
         statistics_ptr + line * 2 * line_length + query_start, line_length, rows, query_length
     )  # fmt: skip
-    delta_at = delta_ptr + line * line_length + query_start + rows
+    delta_at = delta_ptr + line * 2 * line_length + query_start + rows
     delta = tl.load(delta_at, mask=rows < query_length, other=0.0)
     first_key, second_key = rows, rows
     if DROPOUT:
@@ -596,7 +603,7 @@ def query_kernel(
             HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, True,
         )  # fmt: skip
         if PRECISION != "ieee":
-            delta *= tl.exp2(peak - volume)
+            delta *= tl.exp2(-volume)
         tl.store(delta_at, delta, mask=rows < query_length)
     query_gradient, weight_slope, shift_slope = all_query_tiles(
         query_gradient, weight_slope, shift_slope, query, gradient, peak, volume, delta, positions,
@@ -608,7 +615,7 @@ def query_kernel(
     if PRECISION == "ieee":
         share = tl.full((BLOCK_M,), 1.0, tl.float32)
     else:
-        share = tl.exp2(peak - volume)
+        share = tl.exp2(-volume)
     query_gradient *= (share * (1.0 + growth) * scale)[:, None]
     query_gradient_ptr += batch * stride_ob + head * stride_oh + query_start * stride_on
     out_at = query_gradient_ptr + rows[:, None] * stride_on + dims[None, :]
@@ -642,13 +649,11 @@ def key_tiles(
             inside = rows < query_length
             query = tl.load(query_at, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)  # [D, M]
             gradient = tl.load(gradient_at, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)  # [M, D]
-            peak, volume = load_statistics(statistics_ptr, line_length, rows, query_length)
-            delta = tl.load(delta_ptr + rows, mask=inside, other=0.0)
+            delta, total = load_statistics(delta_ptr, line_length, rows, query_length)
         else:
             query = tl.load(query_at)
             gradient = tl.load(gradient_at)
-            peak, volume = tl.load(statistics_ptr + rows), tl.load(statistics_ptr + line_length + rows)
-            delta = tl.load(delta_ptr + rows)
+            delta, total = tl.load(delta_ptr + rows), tl.load(delta_ptr + line_length + rows)
         scores = tl.dot(key, query, input_precision=PRECISION)  # [N, M]
         positive = tl.maximum(scores, 0.0)
         if NEAR:
@@ -658,10 +663,11 @@ def key_tiles(
         else:
             scaled = positive * bound
         if PRECISION == "ieee":
+            peak, volume = load_statistics(statistics_ptr, line_length, rows, query_length)
             weights = tl.exp2(scaled - peak[None, :])
             weights = tl.div_rn(weights, tl.broadcast_to(volume[None, :], weights.shape))
         else:
-            weights = tl.exp2(scaled - volume[None, :])
+            weights = tl.exp2(scaled - total[None, :])
         if CAUSAL & NEAR:
             weights = tl.where(keys[:, None] <= rows[None, :] + offset, weights, 0.0)
         product = tl.dot(value, tl.trans(gradient), input_precision=PRECISION)
@@ -717,8 +723,8 @@ def key_kernel(
     gradient_ptr += batch * stride_gb + head * stride_gh + query_start * stride_gn
     line = batch * heads + head
     statistics_ptr += line * 2 * line_length + query_start
+    delta_ptr += line * 2 * line_length + query_start
     first_line = line * line_length + query_start
-    delta_ptr += first_line
 
     reach = reach_of(weight, shift, tail, DROPOUT)
     first = key_block * BLOCK_N - offset  # as a row of the queries
