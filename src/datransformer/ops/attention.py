@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from datransformer.ops import fused, reference
+from datransformer.ops import blocked, fused, reference
 from datransformer.ops.adjust import ADJUSTMENTS
 from datransformer.ops.checks import (
     check_attn_mask,
@@ -54,12 +54,16 @@ class Backend(Protocol):
         causal: bool,
         dropout_p: float,
         scale: float,
+        strict: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output and, where there are any, the weights."""
+        """The output and, where there are any, the weights.
+
+        ``strict`` where the backend was asked for by name: then nothing, a second derivative either, falls back.
+        """
 
 
 # "auto" takes the first that has no reason against the call.
-BACKENDS: dict[str, Backend] = {"fused": fused, "reference": reference}
+BACKENDS: dict[str, Backend] = {"fused": fused, "blocked": blocked, "reference": reference}
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -214,6 +218,7 @@ def distance_aware_attention(
             causal=causal,
             dropout_p=dropout_p,
             scale=1 / math.sqrt(head_dim) if scale is None else scale,
+            strict=backend != "auto",
         )
     if not return_weights:
         return output

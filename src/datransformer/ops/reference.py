@@ -61,12 +61,13 @@ def attention(
     causal: bool,
     dropout_p: float,
     scale: float,
+    strict: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Eq. 6 and its variants. Takes checked arguments; `datransformer.distance_aware_attention` is the public door.
 
     The distances, the adjusting and the softmax are computed in fp32 at least. The two matrix products are computed
     in the dtype of the inputs, except fp16: at v = 50 a coefficient reaches 5e21, far outside its range, so there
-    everything is fp32 inside and outputs and gradients saturate at ±65504.
+    everything is fp32 inside and outputs and gradients saturate at ±65504. ``strict`` has no meaning here.
     """
     dtype = query.dtype
     query, key, value = _widen(query), _widen(key), _widen(value)
