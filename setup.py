@@ -12,6 +12,7 @@ setup(
             extra_compile_args=[
                 "-O3", "-std=c++17", "-fopenmp", "-fvisibility=hidden",
                 "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wno-psabi", "-Wno-ignored-attributes",
+                "-Wno-uninitialized", "-Wno-maybe-uninitialized",  # in the compiler's own header of AVX-512
             ],
             optional=True,
         )

@@ -65,6 +65,9 @@ def test_the_walk_sees_a_wrong_import(module: str, code: str) -> None:
     assert wrong_imports(code, module) != []
 
 
+STANDARD = {"collections", "contextlib", "ctypes", "importlib", "math", "numbers", "types", "typing"}
+
+
 def test_ops_import_torch_only() -> None:
     for module, path in MODULES.items():
         if floor_of(module) != "ops":
@@ -73,4 +76,4 @@ def test_ops_import_torch_only() -> None:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
             outside = {name.split(".")[0] for name in names} - {"datransformer", "torch", "triton"}
-            assert outside <= {"collections", "contextlib", "importlib", "math", "numbers", "types", "typing"}, module
+            assert outside <= STANDARD, module

@@ -260,7 +260,7 @@ def test_dropout_keeps_the_mean_and_follows_the_seed() -> None:
     torch.manual_seed(5)
     first, weights = distance_aware_attention(*inputs, dropout_p=0.3, return_weights=True)
     torch.manual_seed(5)
-    assert torch.equal(first, distance_aware_attention(*inputs, dropout_p=0.3))
+    assert torch.equal(first, distance_aware_attention(*inputs, dropout_p=0.3, backend="reference"))
     assert 0.1 < (weights == 0).float().mean() < 0.5
     torch.testing.assert_close(weights @ inputs[2], first)  # the weights are those that met the values
 
@@ -315,7 +315,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"attn_mask": torch.zeros(5, 5).long()}, TypeError, "attn_mask: got dtype torch.int64, expected torch.bool"),
     ({"mapping": "cosine"}, ValueError, "mapping: got 'cosine', expected one of 'clip', 'linear', 'exponent', "),
     ({"adjust": "never"}, ValueError, "adjust: got 'never', expected one of 'early_multiply', 'early_add', "),
-    ({"backend": "magic"}, ValueError, "backend: got 'magic', expected one of 'auto', 'reference'"),
+    ({"backend": "magic"}, ValueError, "backend: got 'magic', expected one of 'auto', 'blocked', 'reference'"),
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: got 1.0, expected a float in \[0, 1\)"),
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: got -0.1, expected"),
     ({"dropout_p": float("nan")}, ValueError, r"dropout_p: got nan, expected"),

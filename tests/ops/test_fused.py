@@ -5,111 +5,27 @@ its products of a matrix and of its transpose differ in the last bit, which larg
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from datransformer import DistanceAwareAttention, distance_aware_attention
-from datransformer.ops import fused, reference
+from datransformer.ops import fused
+
+if TYPE_CHECKING:
+    from tests.ops.conftest import Budget
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, in the interpreter: exp2 and 1/0 overflow
 
-NAMES = ["output", "query", "key", "value", "distance_weight", "distance_shift"]
 HALVES = [torch.float16, torch.bfloat16]
 
 
 @pytest.fixture(autouse=True)
 def _kernels_may_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "DEVICES", ("cuda", "cpu"))
-
-
-def make_inputs(
-    shape: tuple[int, int, int, int, int], weight: list[float], shift: list[float], dtype: torch.dtype, device: str
-) -> tuple[list[Tensor], Tensor]:
-    batch, heads, query_length, key_length, head_dim = shape
-    query, gradient = torch.randn(2, batch, heads, query_length, head_dim).to(device, dtype)
-    key, value = torch.randn(2, batch, heads, key_length, head_dim).to(device, dtype)
-    numbers = [torch.tensor(values, device=device) for values in (weight, shift)]
-    return [query, key, value, *numbers], gradient
-
-
-def make_padding(kind: str, batch: int, length: int, device: str) -> Tensor | None:
-    if kind == "none":
-        return None
-    padding = torch.zeros(batch, length, dtype=torch.bool)
-    if kind == "tail":
-        padding[0, length // 2 :] = True
-    else:
-        padding |= torch.rand(batch, length) < 0.4
-        padding[-1] = True
-    return padding.to(device)
-
-
-def run(attend: Callable[..., Any], inputs: list[Tensor], gradient: Tensor, dtype: torch.dtype | None) -> list[Tensor]:
-    leaves = [tensor.detach().to(dtype or tensor.dtype).clone().requires_grad_() for tensor in inputs]
-    output = attend(*leaves)[0]
-    return [output, *torch.autograd.grad(output, leaves, gradient.to(output.dtype))]
-
-
-def rounding_noise(
-    tensors: list[Tensor], *, key_padding_mask: Tensor | None, causal: bool, scale: float
-) -> dict[str, float]:
-    """How far rounding each pair's share once moves the gradients of w and v, over eps.
-
-    They are a number per head, so that one run of the reference may be right to many digits by luck alone.
-    """
-    query, key, value, weight, shift, gradient = tensors
-    w, v = weight[:, None, None], shift[:, None, None]
-    rows = torch.arange(query.shape[2], device=query.device) + key.shape[2] - query.shape[2]
-    distance = (rows[:, None] - torch.arange(key.shape[2], device=query.device)).abs()  # [Nq, Nk]
-    opened = torch.sigmoid(w * distance - v)  # [H, Nq, Nk]
-    _, weights = distance_aware_attention(
-        query, key, value, weight, shift,
-        key_padding_mask=key_padding_mask, causal=causal, scale=scale, return_weights=True,
-    )  # fmt: skip
-    product = gradient @ value.mT  # [B, H, Nq, Nk]
-    size = weights * (product.abs() + (weights * product).sum(-1, keepdim=True).abs()) * (query @ key.mT).relu() * scale
-    by_weight = size * (1 + v.exp()) * opened * (1 - opened) * distance
-    by_shift = size * opened * (v.exp() + (1 + v.exp()) * (1 - opened))
-    return {"distance_weight": by_weight.norm().item(), "distance_shift": by_shift.norm().item()}
-
-
-def check(
-    shape: tuple[int, int, int, int, int],
-    weight: list[float],
-    shift: list[float],
-    *,
-    dtype: torch.dtype,
-    causal: bool,
-    padding: str,
-    device: str,
-    monkeypatch: pytest.MonkeyPatch,
-    far_tolerance: float | None = None,
-) -> None:
-    inputs, gradient = make_inputs(shape, weight, shift, dtype, device)
-    call: dict[str, Any] = {
-        "key_padding_mask": make_padding(padding, shape[0], shape[3], device),
-        "causal": causal,
-        "scale": shape[4] ** -0.5,
-    }
-
-    def truth(*leaves: Tensor) -> Any:
-        distance = {"mapping": "learnable_sigmoid", "adjust": "early_multiply"}
-        return distance_aware_attention(*leaves, **distance, **call, return_weights=True)  # type: ignore[call-overload]
-
-    exact = run(truth, inputs, gradient, torch.float64)
-    got = run(lambda *leaves: fused.attention(*leaves, **call, far_tolerance=far_tolerance), inputs, gradient, None)
-    monkeypatch.setattr(reference, "_widen", lambda tensor: tensor)  # fp16 too multiplies its matrices as they are
-    rounded = run(truth, inputs, gradient, None)
-    noise = rounding_noise([tensor.double() for tensor in (*inputs, gradient)], **call)
-    for name, want, rough, tensor in zip(NAMES, exact, rounded, got, strict=True):
-        assert tensor.isfinite().all(), name
-        error, allowed = ((other.double() - want).norm().item() for other in (tensor, rough))
-        floor = torch.finfo(dtype).eps * (noise[name] if name in noise else want.norm().item() + 1e-2)
-        assert error <= 2 * allowed + floor, f"{name}: error {error:.2e}, the reference's {allowed:.2e}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -126,6 +42,7 @@ def check(
     ],
 )
 def test_within_the_error_budget(
+    budget: "Budget",
     shape: tuple[int, int, int, int, int],
     causal: bool,
     padding: str,
@@ -134,22 +51,23 @@ def test_within_the_error_budget(
 ) -> None:
     """Heads that look near, at once and slowly, far, and not at all; far tiles and near ones in one call."""
     weight, shift = [-5.0, -0.4, 0.0, 0.5, 5.0], [0.0, 1.0, 0.3, -1.0, 0.5]
-    check(
-        shape, weight, shift, dtype=dtype, causal=causal, padding=padding, device="cpu", monkeypatch=monkeypatch
+    budget.check(
+        fused.attention, shape, weight, shift,
+        dtype=dtype, causal=causal, padding=padding, device="cpu", monkeypatch=monkeypatch,
     )  # fmt: skip
 
 
-def test_without_the_shortcut(monkeypatch: pytest.MonkeyPatch) -> None:
-    check(
-        (1, 2, 97, 130, 16), [-0.5, 0.5], [0.0, 0.0], dtype=torch.float32, causal=False, padding="tail",
-        device="cpu", monkeypatch=monkeypatch, far_tolerance=0.0,
+def test_without_the_shortcut(budget: "Budget", monkeypatch: pytest.MonkeyPatch) -> None:
+    budget.check(
+        fused.attention, (1, 2, 97, 130, 16), [-0.5, 0.5], [0.0, 0.0],
+        dtype=torch.float32, causal=False, padding="tail", device="cpu", monkeypatch=monkeypatch, far_tolerance=0.0,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("weight", [-0.05, 0.05])
-def test_the_tolerance_bounds_the_error_of_the_shortcut(weight: float) -> None:
+def test_the_tolerance_bounds_the_error_of_the_shortcut(budget: "Budget", weight: float) -> None:
     """A far pair's weight is off by a factor of at most exp(tolerance · |q·k| · scale)."""
-    inputs, _ = make_inputs((1, 1, 257, 257, 16), [weight], [0.5], torch.float32, "cpu")
+    inputs, _ = budget.make_inputs((1, 1, 257, 257, 16), [weight], [0.5], torch.float32, "cpu")
     call: dict[str, Any] = {"key_padding_mask": None, "causal": False, "scale": 0.25}
     exact, _ = fused.attention(*inputs, **call, far_tolerance=0.0)
     largest = (inputs[0] @ inputs[1].mT).max().item() * 0.25
@@ -161,9 +79,9 @@ def test_the_tolerance_bounds_the_error_of_the_shortcut(weight: float) -> None:
     assert differences[0] > differences[1] > 1e-5  # there was a shortcut to speak of
 
 
-def test_strides_of_projected_heads() -> None:
+def test_strides_of_projected_heads(budget: "Budget") -> None:
     """[batch, length, heads, head_dim] memory, as the modules make it, and rows that are not contiguous."""
-    inputs, _ = make_inputs((2, 2, 20, 20, 8), [-0.5, 0.5], [0.0, 0.0], torch.float32, "cpu")
+    inputs, _ = budget.make_inputs((2, 2, 20, 20, 8), [-0.5, 0.5], [0.0, 0.0], torch.float32, "cpu")
     query, key, value = (tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in inputs[:3])
     plain = distance_aware_attention(*inputs, backend="fused")
     assert torch.equal(distance_aware_attention(query, key, value, *inputs[3:], backend="fused"), plain)
@@ -187,8 +105,8 @@ def test_the_module_trains_on_it() -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-def test_no_second_derivative() -> None:
-    inputs, _ = make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
+def test_no_second_derivative(budget: "Budget") -> None:
+    inputs, _ = budget.make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
     leaves = [tensor.requires_grad_() for tensor in inputs]
     output = distance_aware_attention(*leaves, backend="fused")
     (gradient,) = torch.autograd.grad(output.square().sum(), leaves[0], create_graph=True)
@@ -206,9 +124,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED)
-def test_asked_for_by_name_it_raises_and_says_why(change: dict[str, Any], reason: str) -> None:
+def test_asked_for_by_name_it_raises_and_says_why(budget: "Budget", change: dict[str, Any], reason: str) -> None:
     names = ["query", "key", "value", "distance_weight", "distance_shift"]
-    inputs, _ = make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
+    inputs, _ = budget.make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
     call = {**dict(zip(names, inputs, strict=True)), **change}
     with pytest.raises(ValueError, match=f"^backend: got 'fused', which cannot run this call: {reason}"):
         distance_aware_attention(**call, backend="fused")
@@ -242,6 +160,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 )  # fmt: skip
 @pytest.mark.parametrize(("causal", "padding"), [(False, "none"), (True, "none"), (False, "mixed"), (True, "tail")])
 def test_within_the_error_budget_on_the_gpu(
+    budget: "Budget",
     shape: tuple[int, int, int, int, int],
     causal: bool,
     padding: str,
@@ -251,19 +170,22 @@ def test_within_the_error_budget_on_the_gpu(
     """With v = 10 the nearest tie between two keys decides how large the error is: hence several sequences at least."""
     weight = [-5.0, -0.4, -0.05, -1e-4, 0.0, 1e-4, 0.05, 0.5, 5.0]
     shift = [0.0, 1.0, -1.0, 2.0, 0.3, -10.0, 10.0, 0.0, -0.5]
-    check(
-        shape, weight, shift, dtype=dtype, causal=causal, padding=padding, device="cuda", monkeypatch=monkeypatch
+    budget.check(
+        fused.attention, shape, weight, shift,
+        dtype=dtype, causal=causal, padding=padding, device="cuda", monkeypatch=monkeypatch,
     )  # fmt: skip
 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_250_runs_give_the_same_bits() -> None:
-    inputs, gradient = make_inputs((2, 3, 300, 300, 64), [-0.1, 0.02, 0.4], [0.0, 1.0, -1.0], torch.bfloat16, "cuda")
+def test_250_runs_give_the_same_bits(budget: "Budget") -> None:
+    inputs, gradient = budget.make_inputs(
+        (2, 3, 300, 300, 64), [-0.1, 0.02, 0.4], [0.0, 1.0, -1.0], torch.bfloat16, "cuda"
+    )
     call: dict[str, Any] = {"key_padding_mask": None, "causal": False, "scale": 0.125}
-    first = run(lambda *leaves: fused.attention(*leaves, **call), inputs, gradient, None)
+    first = budget.run(lambda *leaves: fused.attention(*leaves, **call), inputs, gradient, None)
     for _ in range(250):
-        again = run(lambda *leaves: fused.attention(*leaves, **call), inputs, gradient, None)
+        again = budget.run(lambda *leaves: fused.attention(*leaves, **call), inputs, gradient, None)
         assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
 
 

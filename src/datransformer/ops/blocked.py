@@ -3,9 +3,9 @@
 The loops are in `blocked_kernels.cpp`, an extension that is optional at install. Here they become a torch operator
 with a backward that torch.compile sees as one node each.
 
-Every score is relu(q·k) · scale · f ≥ 0, and at most |q| |k| · scale · max f. Where that bound is small enough, which is
-nearly always, the softmax needs no maximum and weights are summed as they are computed. Beyond the reach of a head
-with w < 0 all scores are 0 and the keys' part of the output is a sum of values.
+Every score is relu(q·k) · scale · f ≥ 0, and at most |q| |k| · scale · max f. Where that bound is small enough, which
+is nearly always, the softmax needs no maximum and weights are summed as they are computed. Beyond the reach of a
+head with w < 0 all scores are 0 and the keys' part of the output is a sum of values.
 """
 
 import ctypes
@@ -260,13 +260,14 @@ def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...
     gradients: Any
     if torch.is_grad_enabled() and not ctx.strict:
         *inputs, padding, seed, output, _ = ctx.saved_tensors
+        pairs = (*output.shape[:3], inputs[1].shape[2])
         gradients = differentiable_gradients(
             gradient,
             inputs,
             key_padding_mask=padding,
             causal=ctx.causal,
             scale=ctx.scale,
-            dropped=None if seed is None else dropout_mask(seed, ctx.dropout_p, (*output.shape[:3], inputs[1].shape[2])),
+            dropped=None if seed is None else dropout_mask(seed, ctx.dropout_p, pairs),
         )
     else:
         gradients = blocked_attention_backward(
@@ -302,7 +303,7 @@ def dropout_mask(seed: Tensor, dropout_p: float, shape: tuple[int, int, int, int
         bits = (start + 0x9E3779B97F4A7C15 * number) % 2**64
         bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
         bits = (bits ^ bits >> 27) * 0x94D049BB133111EB % 2**64
-        rows.append((bits ^ bits >> 31) & low | (bits ^ bits >> 31) >> 32 << 32)
+        rows.append(bits ^ bits >> 31)
     first = torch.tensor([row & low for row in rows])[:, None]
     second = torch.tensor([row >> 32 for row in rows])[:, None]
     keys = torch.arange(key_length)

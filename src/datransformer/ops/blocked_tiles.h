@@ -25,11 +25,11 @@ INLINE Vec keep(Vec values, Ints where) { return (Vec)((Ints)values & where); }
 
 // The larger of the two, and `value` where it is NaN.
 INLINE Vec at_least(Vec floor, Vec value) {
-#if WIDTH == 16 && defined(__AVX512F__)
+#if WIDTH == 16
     return _mm512_max_ps(floor, value);
-#elif WIDTH == 8 && defined(__AVX__)
+#elif WIDTH == 8
     return _mm256_max_ps(floor, value);
-#elif WIDTH == 4 && defined(__SSE__)
+#elif defined(__SSE__)
     return _mm_max_ps(floor, value);
 #else
     return floor > value ? floor : value;
@@ -87,14 +87,32 @@ INLINE void multiply(Vec (&found)[ROW_COUNT][COLUMNS], const float *left, long p
     }
 }
 
+// out[R, PANEL] = left[R, count] · panel[count, PANEL]
+INLINE void multiply_panel(float *out, const float *left, long pitch, const float *panel, long count) {
+    Vec found[R][2];
+#pragma GCC unroll 16
+    for (long r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (long c = 0; c < 2; c++) found[r][c] = Vec{};
+    multiply<false, R, 2>(found, left, pitch, panel, PANEL, count);
+#pragma GCC unroll 16
+    for (long r = 0; r < R; r++)
+#pragma GCC unroll 4
+        for (long c = 0; c < 2; c++) store(out + r * PANEL + c * W, found[r][c]);
+}
+
 template <bool TRANSPOSED, long ROW_COUNT, long COLUMNS>
 static __attribute__((noinline)) void add_tile(float *out, long out_pitch, const float *left, long pitch,
                                                const float *right, long stride, long count) {
     Vec found[ROW_COUNT][COLUMNS];
+#pragma GCC unroll 16
     for (long r = 0; r < ROW_COUNT; r++)
+#pragma GCC unroll 4
         for (long c = 0; c < COLUMNS; c++) found[r][c] = load(out + r * out_pitch + c * W);
     multiply<TRANSPOSED, ROW_COUNT, COLUMNS>(found, left, pitch, right, stride, count);
+#pragma GCC unroll 16
     for (long r = 0; r < ROW_COUNT; r++)
+#pragma GCC unroll 4
         for (long c = 0; c < COLUMNS; c++) store(out + r * out_pitch + c * W, found[r][c]);
 }
 
@@ -171,10 +189,10 @@ struct Tile {
 };
 
 template <bool MASK>
-INLINE void weigh(Vec (&weights)[2], Vec (&scores)[2], const Vec (&products)[2], const Tile &tile, long r) {
+INLINE void weigh(Vec (&weights)[2], Vec (&scores)[2], const float *products, const Tile &tile, long r) {
 #pragma GCC unroll 2
     for (long c = 0; c < 2; c++) {
-        scores[c] = at_least(Vec{}, products[c]);
+        scores[c] = at_least(Vec{}, load(products + r * PANEL + c * W));
         weights[c] = power_of_two(scores[c] * load(tile.log_coefficient - r + c * W) - splat(tile.peak[r]));
         if (MASK)
             weights[c] = keep(weights[c], load_ints(tile.visible + c * W) & load_ints(tile.before - r + c * W));
@@ -185,11 +203,11 @@ template <bool MASK, bool DROP>
 static __attribute__((noinline)) void forward_tile(const float *query, long pitch, const float *panel, long features,
                                                    const Tile &tile, float *weights_out, long weights_pitch,
                                                    float *sums) {
-    Vec products[R][2] = {};
-    multiply<false, R, 2>(products, query, pitch, panel, PANEL, features);
+    alignas(64) float products[R * PANEL];
+    multiply_panel(products, query, pitch, panel, features);
     for (long r = 0; r < R; r++) {
         Vec weights[2], scores[2];
-        weigh<MASK>(weights, scores, products[r], tile, r);
+        weigh<MASK>(weights, scores, products, tile, r);
         store(sums + r * W, load(sums + r * W) + (weights[0] + weights[1]));
         if (DROP) {
             Ints kept[2];
@@ -203,11 +221,11 @@ static __attribute__((noinline)) void forward_tile(const float *query, long pitc
 // log2 of the largest weight so far, where a bound on it does not do.
 static __attribute__((noinline)) void peak_tile(const float *query, long pitch, const float *panel, long features,
                                                 const Tile &tile, float *peaks) {
-    Vec products[R][2] = {};
-    multiply<false, R, 2>(products, query, pitch, panel, PANEL, features);
+    alignas(64) float products[R * PANEL];
+    multiply_panel(products, query, pitch, panel, features);
     for (long r = 0; r < R; r++)
         for (long c = 0; c < 2; c++) {
-            Vec score = at_least(Vec{}, products[r][c]) * load(tile.log_coefficient - r + c * W);
+            Vec score = at_least(Vec{}, load(products + r * PANEL + c * W)) * load(tile.log_coefficient - r + c * W);
             score = keep(score, load_ints(tile.visible + c * W) & load_ints(tile.before - r + c * W));
             store(peaks + r * W, at_least(load(peaks + r * W), score));
         }
@@ -218,23 +236,19 @@ static __attribute__((noinline)) void backward_tile(const float *query, const fl
                                                     const float *key_panel, const float *value_panel, long features,
                                                     const Tile &tile, float *weights_out, float *slopes_out,
                                                     long weights_pitch, float *shares) {
-    Vec products[R][2] = {}, slopes[R][2] = {};
-    multiply<false, R, 2>(products, query, pitch, key_panel, PANEL, features);
-    // Through memory, or the compiler would keep both sets of sums in registers that are not there.
-    alignas(64) float kept_products[R * PANEL];
-    for (long r = 0; r < R; r++)
-        for (long c = 0; c < 2; c++) store(kept_products + r * PANEL + c * W, products[r][c]);
-    multiply<false, R, 2>(slopes, gradient, pitch, value_panel, PANEL, features);
+    alignas(64) float products[R * PANEL], directs[R * PANEL];
+    multiply_panel(products, query, pitch, key_panel, features);
+    multiply_panel(directs, gradient, pitch, value_panel, features);
     Vec by_weight = load(shares), by_shift = load(shares + W);
     for (long r = 0; r < R; r++) {
         Vec weights[2], scores[2];
-        const Vec stored[2] = {load(kept_products + r * PANEL), load(kept_products + r * PANEL + W)};
-        weigh<MASK>(weights, scores, stored, tile, r);
+        weigh<MASK>(weights, scores, products, tile, r);
         Ints kept[2];
         if (DROP) draw(kept, tile.dropout, tile.row_key[r]);
 #pragma GCC unroll 2
         for (long c = 0; c < 2; c++) {
-            const Vec direct = DROP ? keep(slopes[r][c], kept[c]) : slopes[r][c];
+            Vec direct = load(directs + r * PANEL + c * W);
+            if (DROP) direct = keep(direct, kept[c]);
             Vec slope = weights[c] * (direct - splat(tile.mean[r]));
             if (MASK) // beside a hidden key's NaN
                 slope = keep(slope, load_ints(tile.visible + c * W) & load_ints(tile.before - r + c * W));
@@ -391,6 +405,40 @@ struct Item {
     }
 };
 
+// Short sequences are packed faster than memory delivers them, a row of each head at a time: while a head is computed,
+// its tiles ask for the rows of the next.
+struct Ahead {
+    const Tensor *tensors[4];
+    long lengths[4];
+    long count, batch, head, tensor, row, per_tile, lines;
+
+    Ahead(const Item &item, const Call &call, const Tensor &fourth, long tiles)
+        : tensors{&call.query, &call.key, &call.value, &fourth},
+          lengths{call.query_length, call.key_length, call.key_length, call.query_length}, count(4), batch(item.batch),
+          head(item.head + 1), tensor(0), row(0) {
+        if (head == call.heads) {
+            head = 0;
+            batch++;
+        }
+        lines = (call.head_dim + 15) / 16;
+        const long rows = 2 * (call.query_length + call.key_length);
+        // What would not stay in the second-level cache until it is used is not asked for.
+        if (batch == call.batch || call.parts > 1 || rows * lines > 4096) count = 0;
+        per_tile = tiles > 0 ? (rows + tiles - 1) / tiles : 0;
+    }
+
+    void step() {
+        for (long n = 0; n < per_tile && tensor < count; n++) {
+            const float *at = tensors[tensor]->at(batch, head) + row * tensors[tensor]->row;
+            for (long line = 0; line < lines; line++) __builtin_prefetch(at + 16 * line, 0, 2);
+            if (++row == lengths[tensor]) {
+                row = 0;
+                tensor++;
+            }
+        }
+    }
+};
+
 static long block_rows(const Call &call) {
     const long rows = call.head_dim <= 32 ? 4 * R : 8 * R;
     const long all = (call.query_length + R - 1) / R * R;
@@ -455,6 +503,7 @@ static void forward_item(const Call &call, long number, Scratch &scratch) {
         }
     }
 
+    Ahead ahead(item, call, call.output, (item.last_query - item.first_query + R - 1) / R * item.panels);
     const float steepest = sqrtf(longest) * call.scale * call.largest[item.head];
     for (long query = item.first_query; query < item.last_query; query += rows) {
         const long count = item.last_query - query < rows ? item.last_query - query : rows;
@@ -495,6 +544,7 @@ static void forward_item(const Call &call, long number, Scratch &scratch) {
                 for (long g = 0; g < groups; g++) {
                     const Tile tile = item.tile(query + g * R, panel, peaks + g * R, nullptr, row_keys + g * R);
                     const bool mask = item.masked(query + g * R, panel);
+                    ahead.step();
                     const auto run = call.threshold ? (mask ? forward_tile<true, true> : forward_tile<false, true>)
                                                     : (mask ? forward_tile<true, false> : forward_tile<false, false>);
                     run(queries + g * R * padded, padded, key_panels + panel * PANEL * features, features, tile,
@@ -561,6 +611,7 @@ static void backward_item(const Call &call, long number, Scratch &scratch) {
     memset(key_slopes, 0, sizeof(float) * packed * padded);
     memset(value_slopes, 0, sizeof(float) * packed * padded);
 
+    Ahead ahead(item, call, call.gradient, (item.last_query - item.first_query + R - 1) / R * item.panels);
     double weight_total = 0, shift_total = 0;
     const long pair = item.batch * call.heads + item.head;
     for (long query = item.first_query; query < item.last_query; query += rows) {
@@ -600,6 +651,7 @@ static void backward_item(const Call &call, long number, Scratch &scratch) {
                 for (long g = 0; g < groups; g++) {
                     const Tile tile = item.tile(query + g * R, panel, peaks + g * R, means + g * R, row_keys + g * R);
                     const bool mask = item.masked(query + g * R, panel);
+                    ahead.step();
                     const auto run = call.threshold ? (mask ? backward_tile<true, true> : backward_tile<false, true>)
                                                     : (mask ? backward_tile<true, false> : backward_tile<false, false>);
                     const long at = g * R * pitch + (panel - from) * PANEL;

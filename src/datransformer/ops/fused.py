@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datransformer.ops.second_order import differentiable_gradients
+
 # A far pair's coefficient may differ from its limit by this much. Its attention weight is then off by a factor of at
 # most exp(tolerance · |q·k| · scale).
 FAR_TOLERANCE = {torch.float32: 1e-7, torch.bfloat16: 1e-5, torch.float16: 1e-5}
@@ -264,10 +266,11 @@ def fused_attention(
     scale: float,
     far_tolerance: float,
     dropout_p: float,
+    strict: bool,
 ) -> tuple[Tensor, Tensor]:
     """Output [batch, heads, query_length, head_dim] and statistics [batch, heads, 2, query_length].
 
-    Packed sequences come as [1, heads, total, head_dim].
+    Packed sequences come as [1, heads, total, head_dim]. ``strict``: no second derivative, rather than a slow one.
     """
     output, statistics = _new_outputs(query, query_starts)
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
@@ -421,13 +424,20 @@ def _(
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:9], *output)
-    ctx.call = inputs[9:]
+    *ctx.call, ctx.strict = inputs[9:]
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    gradients = fused_attention_backward(gradient, *ctx.saved_tensors, *ctx.call)
-    return (*gradients, *[None] * 10)
+    gradients: Any
+    query, key, value, weight, shift, padding, starts, *_others = ctx.saved_tensors
+    _, _, causal, scale, _, dropout_p = ctx.call
+    if torch.is_grad_enabled() and not (ctx.strict or dropout_p > 0 or starts is not None):
+        inputs = [query, key, value, weight, shift]
+        gradients = differentiable_gradients(gradient, inputs, key_padding_mask=padding, causal=causal, scale=scale)
+    else:
+        gradients = fused_attention_backward(gradient, *ctx.saved_tensors, *ctx.call)
+    return (*gradients, *[None] * 11)
 
 
 def _no_second_backward(ctx: Any, *gradients: Tensor) -> None:
@@ -449,6 +459,7 @@ def attention(
     causal: bool,
     scale: float,
     dropout_p: float = 0.0,
+    strict: bool = True,
     far_tolerance: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -473,6 +484,7 @@ def attention(
         scale,
         FAR_TOLERANCE[query.dtype] if far_tolerance is None else far_tolerance,
         dropout_p,
+        strict,
     )
     return output, None
 
@@ -515,6 +527,7 @@ def attention_varlen(
         scale,
         FAR_TOLERANCE[query.dtype],
         dropout_p,
+        True,
     )
     packed: Tensor = output.squeeze(0).transpose(0, 1)  # [T, H, D]
     return packed
