@@ -199,17 +199,19 @@ bool prepare(Call &call, bool backward, char *&memory) {
     return true;
 }
 
-size_t scratch_size(const Call &call) {
+size_t scratch_size(const Call &call, bool backward) {
     const size_t keys = (call.key_length + 31) / 32 * 32, padded = (call.head_dim + 15) / 16 * 16, rows = 96;
     size_t floats = 2 * keys;                         // masks
     floats += 7 * keys * padded;                      // packed keys and values, their gradients, sums over panels
-    floats += rows * (3 * padded + 2 * 256 + 16 + 8); // a block of queries
+    floats += rows * (3 * padded + 256 + 2 * 16 + 4); // a block of queries
+    if (backward) floats += rows * 3 * keys;          // and whole rows of weights
     return floats * 4 + 8 * (keys + 2 * padded) + 64 * 32;
 }
 
-bool run_items(Call &call, RunItem run) {
+bool run_items(Call &call, bool backward) {
+    const RunItem run = chosen(!backward);
     const long items = call.batch * call.heads * call.parts;
-    const size_t size = scratch_size(call);
+    const size_t size = scratch_size(call, backward);
     const long threads = call.threads < items ? call.threads : items;
     char *memory = (char *)malloc(threads * size + 64);
     if (!memory) return false;
@@ -237,7 +239,7 @@ extern "C" {
 __attribute__((visibility("default"))) int blocked_forward(Call *given) {
     Call call = *given;
     char *memory = nullptr;
-    const bool done = prepare(call, false, memory) && run_items(call, chosen(true));
+    const bool done = prepare(call, false, memory) && run_items(call, false);
     free(memory);
     return !done;
 }
@@ -245,7 +247,7 @@ __attribute__((visibility("default"))) int blocked_forward(Call *given) {
 __attribute__((visibility("default"))) int blocked_backward(Call *given) {
     Call call = *given;
     char *memory = nullptr;
-    const bool done = prepare(call, true, memory) && run_items(call, chosen(false));
+    const bool done = prepare(call, true, memory) && run_items(call, true);
     if (done) {
         const long pairs = call.batch * call.heads;
         for (long head = 0; head < call.heads; head++) {

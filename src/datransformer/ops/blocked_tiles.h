@@ -37,9 +37,14 @@ INLINE Vec at_least(Vec floor, Vec value) {
 }
 
 INLINE float sum(Vec values) {
-    float total = 0;
-    for (long lane = 0; lane < W; lane++) total += values[lane];
-    return total;
+#pragma GCC unroll 4
+    for (long step = W / 2; step > 0; step /= 2) {
+        Ints other;
+#pragma GCC unroll 16
+        for (long lane = 0; lane < W; lane++) other[lane] = lane ^ step;
+        values += __builtin_shuffle(values, other);
+    }
+    return values[0];
 }
 
 INLINE double wide_sum(Vec values) {
@@ -180,10 +185,9 @@ INLINE void draw(Ints (&kept)[2], const Dropout &dropout, uint64_t row) {
 // Everything a tile of R queries × PANEL keys reads besides its two factors.
 struct Tile {
     const float *log_coefficient; // of the first row's distance to the first key; the next row's lies one before it
-    const float *by_weight, *by_shift;
     const int32_t *visible;       // of the first key
     const int32_t *before;        // causal mask, indexed as the coefficients
-    const float *peak, *mean;     // of the first row: log2 of the shift, and inverse · Σ gradient · output
+    const float *peak, *origin;   // of the first row: log2 of the softmax's shift, and Σ gradient · output
     const uint64_t *row_key;
     Dropout dropout;
 };
@@ -194,8 +198,11 @@ INLINE void weigh(Vec (&weights)[2], Vec (&scores)[2], const float *products, co
     for (long c = 0; c < 2; c++) {
         scores[c] = at_least(Vec{}, load(products + r * PANEL + c * W));
         weights[c] = power_of_two(scores[c] * load(tile.log_coefficient - r + c * W) - splat(tile.peak[r]));
-        if (MASK)
-            weights[c] = keep(weights[c], load_ints(tile.visible + c * W) & load_ints(tile.before - r + c * W));
+        if (MASK) {
+            const Ints seen = load_ints(tile.visible + c * W) & load_ints(tile.before - r + c * W);
+            weights[c] = keep(weights[c], seen);
+            scores[c] = keep(scores[c], seen); // in the backward: a hidden key's NaN
+        }
     }
 }
 
@@ -231,17 +238,18 @@ static __attribute__((noinline)) void peak_tile(const float *query, long pitch, 
         }
 }
 
+// The first half of the backward: scores, weights, and what the output's gradient says of each weight, relative to
+// the row's origin. A weight that dropout dropped is stored negative.
 template <bool MASK, bool DROP>
 static __attribute__((noinline)) void backward_tile(const float *query, const float *gradient, long pitch,
                                                     const float *key_panel, const float *value_panel, long features,
-                                                    const Tile &tile, float *weights_out, float *slopes_out,
-                                                    long weights_pitch, float *shares) {
+                                                    const Tile &tile, float *scores_out, float *weights_out,
+                                                    float *directs_out, long out_pitch, float *totals) {
     alignas(64) float products[R * PANEL], directs[R * PANEL];
     multiply_panel(products, query, pitch, key_panel, features);
     multiply_panel(directs, gradient, pitch, value_panel, features);
-    Vec by_weight = load(shares), by_shift = load(shares + W);
     for (long r = 0; r < R; r++) {
-        Vec weights[2], scores[2];
+        Vec weights[2], scores[2], total = load(totals + r * W);
         weigh<MASK>(weights, scores, products, tile, r);
         Ints kept[2];
         if (DROP) draw(kept, tile.dropout, tile.row_key[r]);
@@ -249,19 +257,38 @@ static __attribute__((noinline)) void backward_tile(const float *query, const fl
         for (long c = 0; c < 2; c++) {
             Vec direct = load(directs + r * PANEL + c * W);
             if (DROP) direct = keep(direct, kept[c]);
-            Vec slope = weights[c] * (direct - splat(tile.mean[r]));
-            if (MASK) // beside a hidden key's NaN
-                slope = keep(slope, load_ints(tile.visible + c * W) & load_ints(tile.before - r + c * W));
-            store(weights_out + r * weights_pitch + c * W, DROP ? keep(weights[c], kept[c]) : weights[c]);
-            slope = keep(slope, ~(scores[c] <= Vec{}));
-            const Vec share = slope * scores[c];
-            by_weight += share * load(tile.by_weight - r + c * W);
-            by_shift += share * load(tile.by_shift - r + c * W);
-            store(slopes_out + r * weights_pitch + c * W, slope * load(tile.log_coefficient - r + c * W));
+            direct -= splat(tile.origin[r]);
+            total += weights[c] * direct;
+            if (DROP) weights[c] = (Vec)((Ints)weights[c] | (~kept[c] & (Ints)splat(-0.0f)));
+            store(scores_out + r * out_pitch + c * W, scores[c]);
+            store(weights_out + r * out_pitch + c * W, weights[c]);
+            store(directs_out + r * out_pitch + c * W, direct);
         }
+        store(totals + r * W, total);
     }
-    store(shares, by_weight);
-    store(shares + W, by_shift);
+}
+
+// The second half, for one row: the softmax's gradient weight · (direct − mean), where the mean is that of `directs`
+// under the weights. It would be 0, as their origin is Σ gradient · output, were it not for rounding. Where one key
+// has all the weight the difference must vanish: large coefficients magnify what is left of it.
+template <bool DROP>
+INLINE void backward_row(const float *scores, float *weights, float *directs, long count, float row_mean,
+                         const float *log_coefficient, const float *by_weight, const float *by_shift, Vec &weight_sum,
+                         Vec &shift_sum) {
+    const Vec mean = splat(row_mean);
+    for (long k = 0; k < count; k += W) {
+        const Vec score = load(scores + k);
+        Vec weight = load(weights + k);
+        if (DROP) {
+            store(weights + k, at_least(Vec{}, weight));
+            weight = (Vec)((Ints)weight & 0x7fffffff);
+        }
+        const Vec slope = keep(weight * (load(directs + k) - mean), ~(score <= Vec{}));
+        const Vec share = slope * score;
+        weight_sum += share * load(by_weight + k);
+        shift_sum += share * load(by_shift + k);
+        store(directs + k, slope * load(log_coefficient + k));
+    }
 }
 
 // rows × columns of a tensor into panels [columns][PANEL] with the rows along the vector; rows beyond the last are 0.
@@ -387,11 +414,10 @@ struct Item {
         if (first > last) first = last;
     }
 
-    Tile tile(long query, long panel, const float *peak, const float *mean, const uint64_t *row_key) const {
+    Tile tile(long query, long panel, const float *peak, const float *origin, const uint64_t *row_key) const {
         const long key = panel * PANEL, offset = key - position(query);
-        return {log_coefficient + offset, by_weight ? by_weight + offset : nullptr,
-                by_shift ? by_shift + offset : nullptr, visible + key, call.before + call.table_middle + offset, peak,
-                mean, row_key, {call.threshold, key}};
+        return {log_coefficient + offset, visible + key, call.before + call.table_middle + offset, peak, origin,
+                row_key, {call.threshold, key}};
     }
 
     bool masked(long query, long panel) const {
@@ -439,17 +465,69 @@ struct Ahead {
     }
 };
 
-static long block_rows(const Call &call) {
-    const long rows = call.head_dim <= 32 ? 4 * R : 8 * R;
+// The backward holds whole rows of weights, which should stay in the second-level cache.
+static long block_rows(const Call &call, bool backward) {
+    const long rows = call.head_dim <= 32 || (backward && call.key_length > 1024) ? 4 * R : 8 * R;
     const long all = (call.query_length + R - 1) / R * R;
     return all < rows ? all : rows;
 }
 
 static long block_panels(const Call &call) { return (call.head_dim <= 32 ? 256 : 128) / PANEL; }
 
+// Sums of visible values over the panels before each edge between panels, and over those from it on.
+struct FarValues {
+    long padded, panels;
+    bool causal;
+    float *before, *from_on;
+    int64_t *counts;
+
+    FarValues(const Item &item, const float *from, long stride, Scratch &scratch)
+        : padded(item.padded), panels(item.panels), causal(item.call.causal) {
+        if (!item.has_far) return;
+        const long features = item.call.head_dim;
+        before = scratch.take<float>((panels + 1) * padded);
+        from_on = scratch.take<float>((panels + 1) * padded);
+        counts = scratch.take<int64_t>(panels + 1);
+        double *total = scratch.take<double>(padded);
+        for (long direction = 0; direction < 2; direction++) {
+            memset(total, 0, sizeof(double) * padded);
+            int64_t count = 0;
+            for (long n = 0; n <= panels; n++) {
+                const long edge = direction ? panels - n : n;
+                float *out = (direction ? from_on : before) + edge * padded;
+                for (long d = 0; d < padded; d++) out[d] = (float)total[d];
+                if (!direction) counts[edge] = count;
+                if (n == panels) break;
+                const long panel = direction ? edge - 1 : edge;
+                for (long j = panel * PANEL; j < (panel + 1) * PANEL; j++) {
+                    if (!item.visible[j]) continue;
+                    count++;
+                    for (long d = 0; d < features; d++) total[d] += from[j * stride + d];
+                }
+            }
+        }
+    }
+
+    // Of the panels outside of [first, last).
+    int64_t count(long first, long last) const { return counts[first] + (causal ? 0 : counts[panels] - counts[last]); }
+
+    void add(float *out, float weight, long first, long last) const {
+        for (long d = 0; d < padded; d++) out[d] += weight * before[first * padded + d];
+        if (causal) return;
+        for (long d = 0; d < padded; d++) out[d] += weight * from_on[last * padded + d];
+    }
+
+    double product(const float *gradient, long first, long last) const {
+        double total = 0;
+        for (long d = 0; d < padded; d++)
+            total += (double)gradient[d] * (before[first * padded + d] + (causal ? 0 : from_on[last * padded + d]));
+        return total;
+    }
+};
+
 static void forward_item(const Call &call, long number, Scratch &scratch) {
     const Item item(call, number, scratch);
-    const long features = call.head_dim, padded = item.padded, rows = block_rows(call), most = block_panels(call);
+    const long features = call.head_dim, padded = item.padded, rows = block_rows(call, false), most = block_panels(call);
     const float *keys_from = call.key.at(item.batch, item.head), *values_from = call.value.at(item.batch, item.head);
     float *key_panels = scratch.take<float>(item.panels * PANEL * features);
     float *values = scratch.take<float>(item.panels * PANEL * padded);
@@ -476,33 +554,7 @@ static void forward_item(const Call &call, long number, Scratch &scratch) {
     for (long j = 0; j < item.keys; j++) pack_row(values + j * padded, values_from + j * call.value.row, features, padded, 1);
     memset(values + item.keys * padded, 0, sizeof(float) * (item.panels * PANEL - item.keys) * padded);
 
-    // Sums of visible values over the panels before each, and over those from each on.
-    float *values_before = nullptr, *values_from_on = nullptr;
-    int64_t *counts_before = nullptr;
-    if (item.has_far) {
-        values_before = scratch.take<float>((item.panels + 1) * padded);
-        values_from_on = scratch.take<float>((item.panels + 1) * padded);
-        counts_before = scratch.take<int64_t>(item.panels + 1);
-        double *total = scratch.take<double>(padded);
-        for (long direction = 0; direction < 2; direction++) {
-            memset(total, 0, sizeof(double) * padded);
-            int64_t count = 0;
-            for (long n = 0; n <= item.panels; n++) {
-                const long edge = direction ? item.panels - n : n; // the sum stands at this edge between panels
-                float *out = (direction ? values_from_on : values_before) + edge * padded;
-                for (long d = 0; d < padded; d++) out[d] = (float)total[d];
-                if (!direction) counts_before[edge] = count;
-                const long panel = direction ? edge - 1 : edge;
-                if (n == item.panels) break;
-                for (long j = panel * PANEL; j < (panel + 1) * PANEL; j++) {
-                    if (!item.visible[j]) continue;
-                    count++;
-                    for (long d = 0; d < padded; d++) total[d] += values[j * padded + d];
-                }
-            }
-        }
-    }
-
+    const FarValues far(item, values_from, call.value.row, scratch);
     Ahead ahead(item, call, call.output, (item.last_query - item.first_query + R - 1) / R * item.panels);
     const float steepest = sqrtf(longest) * call.scale * call.largest[item.head];
     for (long query = item.first_query; query < item.last_query; query += rows) {
@@ -559,14 +611,8 @@ static void forward_item(const Call &call, long number, Scratch &scratch) {
             float total = sum(load(sums + r * W));
             if (item.has_far) {
                 const float weight = exp2f(-peaks[r]);
-                int64_t far = counts_before[first];
-                for (long d = 0; d < padded; d++) outputs[r * padded + d] += weight * values_before[first * padded + d];
-                if (!call.causal) {
-                    far += counts_before[item.panels] - counts_before[last];
-                    for (long d = 0; d < padded; d++)
-                        outputs[r * padded + d] += weight * values_from_on[last * padded + d];
-                }
-                total += weight * (float)far;
+                far.add(outputs + r * padded, weight, first, last);
+                total += weight * (float)far.count(first, last);
             }
             const float inverse = total == 0 ? 0 : 1 / total;
             statistics[r] = peaks[r];
@@ -578,8 +624,7 @@ static void forward_item(const Call &call, long number, Scratch &scratch) {
 
 static void backward_item(const Call &call, long number, Scratch &scratch) {
     const Item item(call, number, scratch);
-    const long features = call.head_dim, padded = item.padded, rows = block_rows(call);
-    const long most = 64 / PANEL > 0 ? 64 / PANEL : 1;
+    const long features = call.head_dim, padded = item.padded, rows = block_rows(call, true);
     const float *keys_from = call.key.at(item.batch, item.head), *values_from = call.value.at(item.batch, item.head);
     const long packed = item.panels * PANEL;
     float *key_panels = scratch.take<float>(packed * features);
@@ -590,12 +635,14 @@ static void backward_item(const Call &call, long number, Scratch &scratch) {
     float *queries = scratch.take<float>(rows * padded);
     float *gradients = scratch.take<float>(rows * padded);
     float *query_slopes = scratch.take<float>(rows * padded);
-    float *weights = scratch.take<float>(rows * most * PANEL);
-    float *slopes = scratch.take<float>(rows * most * PANEL);
+    float *scores = scratch.take<float>(rows * packed);
+    float *weights = scratch.take<float>(rows * packed);
+    float *directs = scratch.take<float>(rows * packed);
+    float *totals = scratch.take<float>(rows * W);
     float *peaks = scratch.take<float>(rows);
-    float *means = scratch.take<float>(rows);
+    float *origins = scratch.take<float>(rows);
     uint64_t *row_keys = scratch.take<uint64_t>(rows);
-    float *shares = scratch.take<float>(2 * W);
+    const FarValues far(item, values_from, call.value.row, scratch);
     float *far_before = nullptr, *far_from_on = nullptr; // what the panels before an edge, and from it on, receive
     if (item.has_far) {
         far_before = scratch.take<float>((item.panels + 1) * padded);
@@ -619,53 +666,71 @@ static void backward_item(const Call &call, long number, Scratch &scratch) {
         const long groups = (count + R - 1) / R;
         const float *statistics = call.statistics + pair * 2 * call.query_length + query;
         for (long r = 0; r < groups * R; r++) {
-            peaks[r] = means[r] = 0;
+            peaks[r] = origins[r] = 0;
             if (r >= count) {
                 memset(queries + r * padded, 0, sizeof(float) * padded);
                 memset(gradients + r * padded, 0, sizeof(float) * padded);
                 continue;
             }
+            peaks[r] = statistics[r];
             const float inverse = statistics[call.query_length + r];
             const float *from = call.gradient.at(item.batch, item.head) + (query + r) * call.gradient.row;
             const float *output = call.output.at(item.batch, item.head) + (query + r) * call.output.row;
             pack_row(queries + r * padded, call.query.at(item.batch, item.head) + (query + r) * call.query.row, features,
                      padded, 1);
             pack_row(gradients + r * padded, from, features, padded, inverse * call.kept_scale);
-            Vec product = {};
+            Vec products = {};
             long d = 0;
-            for (; d + W <= features; d += W) product += load(from + d) * load(output + d);
-            float mean = sum(product);
-            for (; d < features; d++) mean += from[d] * output[d];
-            means[r] = mean * inverse;
-            peaks[r] = statistics[r];
+            for (; d + W <= features; d += W) products += load(from + d) * load(output + d);
+            float product = sum(products);
+            for (; d < features; d++) product += from[d] * output[d];
+            origins[r] = product * inverse;
         }
         if (call.threshold) item.row_keys(row_keys, query, groups * R);
 
         long first, last;
         item.window(query, query + count, first, last);
-        memset(query_slopes, 0, sizeof(float) * groups * R * padded);
-        for (long from = first; from < last; from += most) {
-            const long to = from + most < last ? from + most : last, pitch = (to - from) * PANEL;
-            memset(shares, 0, sizeof(float) * 2 * W);
-            for (long panel = from; panel < to; panel++)
-                for (long g = 0; g < groups; g++) {
-                    const Tile tile = item.tile(query + g * R, panel, peaks + g * R, means + g * R, row_keys + g * R);
-                    const bool mask = item.masked(query + g * R, panel);
-                    ahead.step();
-                    const auto run = call.threshold ? (mask ? backward_tile<true, true> : backward_tile<false, true>)
-                                                    : (mask ? backward_tile<true, false> : backward_tile<false, false>);
-                    const long at = g * R * pitch + (panel - from) * PANEL;
-                    run(queries + g * R * padded, gradients + g * R * padded, padded,
-                        key_panels + panel * PANEL * features, value_panels + panel * PANEL * features, features, tile,
-                        weights + at, slopes + at, pitch, shares);
-                }
-            weight_total += wide_sum(load(shares));
-            shift_total += wide_sum(load(shares + W));
-            const long at = from * PANEL * padded;
-            add_product<false>(query_slopes, slopes, pitch, keys + at, groups * R, padded, pitch);
-            add_product<true>(value_slopes + at, weights, pitch, gradients, pitch, padded, groups * R);
-            add_product<true>(key_slopes + at, slopes, pitch, queries, pitch, padded, groups * R);
+        const long pitch = (last - first) * PANEL;
+        memset(totals, 0, sizeof(float) * groups * R * W);
+        for (long panel = first; panel < last; panel++)
+            for (long g = 0; g < groups; g++) {
+                const Tile tile = item.tile(query + g * R, panel, peaks + g * R, origins + g * R, row_keys + g * R);
+                const bool mask = item.masked(query + g * R, panel);
+                const auto run = call.threshold ? (mask ? backward_tile<true, true> : backward_tile<false, true>)
+                                                : (mask ? backward_tile<true, false> : backward_tile<false, false>);
+                const long at = g * R * pitch + (panel - first) * PANEL;
+                ahead.step();
+                run(queries + g * R * padded, gradients + g * R * padded, padded, key_panels + panel * PANEL * features,
+                    value_panels + panel * PANEL * features, features, tile, scores + at, weights + at, directs + at,
+                    pitch, totals + g * R * W);
+            }
+        Vec weight_sum = {}, shift_sum = {};
+        for (long r = 0; r < groups * R; r++) {
+            const float inverse = r < count ? statistics[call.query_length + r] : 0;
+            float mean = inverse * sum(load(totals + r * W));
+            if (item.has_far && r < count)
+                mean += (float)(inverse * exp2(-(double)peaks[r]) *
+                                (far.product(gradients + r * padded, first, last) -
+                                 (double)origins[r] * far.count(first, last)));
+            const long offset = first * PANEL - item.position(query + r);
+            float *row_scores = scores + r * pitch, *row_weights = weights + r * pitch, *row_directs = directs + r * pitch;
+            if (call.threshold)
+                backward_row<true>(row_scores, row_weights, row_directs, pitch, mean, item.log_coefficient + offset,
+                                   item.by_weight + offset, item.by_shift + offset, weight_sum, shift_sum);
+            else
+                backward_row<false>(row_scores, row_weights, row_directs, pitch, mean, item.log_coefficient + offset,
+                                    item.by_weight + offset, item.by_shift + offset, weight_sum, shift_sum);
+            if (pitch >= 512 || r + 1 == groups * R) {
+                weight_total += wide_sum(weight_sum);
+                shift_total += wide_sum(shift_sum);
+                weight_sum = shift_sum = Vec{};
+            }
         }
+        const long at = first * PANEL * padded;
+        memset(query_slopes, 0, sizeof(float) * groups * R * padded);
+        add_product<false>(query_slopes, directs, pitch, keys + at, groups * R, padded, pitch);
+        add_product<true>(value_slopes + at, weights, pitch, gradients, pitch, padded, groups * R);
+        add_product<true>(key_slopes + at, directs, pitch, queries, pitch, padded, groups * R);
         if (item.has_far)
             for (long r = 0; r < count; r++) {
                 const float weight = exp2f(-peaks[r]);
