@@ -315,7 +315,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"attn_mask": torch.zeros(5, 5).long()}, TypeError, "attn_mask: got dtype torch.int64, expected torch.bool"),
     ({"mapping": "cosine"}, ValueError, "mapping: got 'cosine', expected one of 'clip', 'linear', 'exponent', "),
     ({"adjust": "never"}, ValueError, "adjust: got 'never', expected one of 'early_multiply', 'early_add', "),
-    ({"backend": "magic"}, ValueError, "backend: got 'magic', expected one of 'auto', 'blocked', 'reference'"),
+    ({"backend": "magic"}, ValueError, "backend: got 'magic', expected one of 'auto', 'fused', 'blocked', 'reference'"),
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: got 1.0, expected a float in \[0, 1\)"),
     ({"dropout_p": -0.1}, ValueError, r"dropout_p: got -0.1, expected"),
     ({"dropout_p": float("nan")}, ValueError, r"dropout_p: got nan, expected"),

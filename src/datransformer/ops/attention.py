@@ -36,8 +36,12 @@ class Backend(Protocol):
         attn_mask: Tensor | None,
         dropout_p: float,
         return_weights: bool,
+        strict: bool,
     ) -> str | None:
-        """Why this call is beyond the backend; None if it is not."""
+        """Why this call is beyond the backend; None if it is not.
+
+        ``strict`` where the backend was asked for by name: then it matters whether it can, not whether it is fast.
+        """
 
     def attention(
         self,
@@ -198,6 +202,7 @@ def distance_aware_attention(
             attn_mask=attn_mask,
             dropout_p=dropout_p,
             return_weights=return_weights,
+            strict=backend != "auto",
         )
         if reason is None:
             break

@@ -76,6 +76,7 @@ def reason_against(
     attn_mask: Tensor | None,
     dropout_p: float,
     return_weights: bool,
+    strict: bool,
 ) -> str | None:
     """Why this call cannot run blocked; None if it can."""
     if NOT_LOADED is not None:

@@ -21,10 +21,10 @@ FAR_TOLERANCE = {torch.float32: 1e-7, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 
 MAX_HEAD_DIM = 256
 
-# Up to this length a sequence is one tile, if its rows are no larger than so many bytes: more does not fit in registers.
+# Up to this length a sequence is one tile, if that is no larger than so many bytes: more does not fit in registers.
 SHORT_LENGTH, SHORT_BYTES = 128, 8192
 
-# In fp32 there are no tensor cores to use, and from this many pairs on "auto" spares memory rather than time.
+# In fp32 there are no tensor cores to use. Only from this many pairs on does "auto" save memory rather than time.
 MANY_PAIRS = 2**28
 
 # A constant, and not the answer of an import, so that torch.compile can look at it.
@@ -55,8 +55,9 @@ def reason_against(
     attn_mask: Tensor | None,
     dropout_p: float,
     return_weights: bool,
+    strict: bool,
 ) -> str | None:
-    """Why this call cannot be fused; None if it can."""
+    """Why this call cannot be fused, or, unless it is ``strict``, should not be; None if it can."""
     if not HAS_TRITON:
         return "triton is not installed"
     if query.device.type not in DEVICES:
@@ -79,6 +80,10 @@ def reason_against(
         return "a tensor is empty"
     if max(tensor.shape[2] * tensor.stride(2) for tensor in (query, value)) >= 2**31:
         return "a head spans 2**31 elements or more"
+    lengths = (query.shape[2], value.shape[2])
+    few_pairs = query.shape[0] * query.shape[1] * lengths[0] * lengths[1] < MANY_PAIRS
+    if query.dtype == torch.float32 and few_pairs and not (strict or _is_short(query, max(lengths))):
+        return "the reference is faster in fp32"
     return None
 
 
@@ -96,8 +101,7 @@ def _width(head_dim: int) -> int:
 
 
 def _is_short(query: Tensor, length: int) -> bool:
-    row = _width(query.shape[3]) * query.element_size()
-    return length <= SHORT_LENGTH and max(16, _power_of_two(length)) * row <= SHORT_BYTES
+    return length <= SHORT_LENGTH and length * _width(query.shape[3]) * query.element_size() <= SHORT_BYTES
 
 
 def _strides(*tensors: Tensor, packed: bool) -> list[int]:
@@ -349,13 +353,14 @@ def fused_attention_backward(
     delta = torch.empty_like(statistics)
     blocks = -(-query.shape[2] // 64)
     kernels.delta_kernel[(blocks * query.shape[0] * call.heads,)](
-        output, gradient, statistics, delta, *output.stride()[:3], *gradient.stride()[:3], call.heads, query.shape[2], blocks,
+        output, gradient, statistics, delta, *output.stride()[:3], *gradient.stride()[:3],
+        call.heads, query.shape[2], blocks,
         HEAD_DIM=query.shape[3], BLOCK_D=_width(query.shape[3]), BLOCK=64,
     )  # fmt: skip
 
     constants = call.tiles("query")
     query_blocks = -(-query_length // constants["BLOCK_M"])
-    new = query.new_zeros if call.packed else query.new_empty  # a short one of the packed sequences leaves blocks out
+    new = query.new_zeros if call.packed else query.new_empty  # a short sequence among packed ones leaves blocks out
     slopes = new(2, call.sequences, call.heads, query_blocks, dtype=torch.float32)
     kernels.query_kernel[(query_blocks * call.sequences * call.heads,)](
         *tensors, statistics, delta, query_gradient, slopes[0], slopes[1],

@@ -421,7 +421,7 @@ def delta_kernel(
     stride_ob, stride_oh, stride_on, stride_gb, stride_gh, stride_gn, heads, length, blocks,
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of each query: delta = Σ over head_dim of output · gradient, what the softmax's backward subtracts; peak + volume.
+    """Of each query: delta = Σ output · gradient over head_dim, what the softmax's backward subtracts; peak + volume.
 
     The second is for the key kernel, in whose loop an addition less counts. It has no meaning in fp32.
     """

@@ -82,7 +82,14 @@ def distance_aware_attention_varlen(
     }
     packed = [tensor.transpose(0, 1).unsqueeze(0) for tensor in (query, key, value)]  # [1, H, T, D]
     reason = fused.reason_against(
-        packed[0], packed[2], mapping=mapping, adjust=adjust, attn_mask=None, dropout_p=dropout_p, return_weights=False
+        packed[0],
+        packed[2],
+        mapping=mapping,
+        adjust=adjust,
+        attn_mask=None,
+        dropout_p=dropout_p,
+        return_weights=False,
+        strict=True,
     )
     if reason is None and backend in ("auto", "fused"):
         return fused.attention_varlen(
