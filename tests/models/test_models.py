@@ -8,7 +8,7 @@ from datransformer.data.tokenizer import PADDING as DATA_PADDING
 from datransformer.models.build import MODELS, build_model
 from datransformer.models.config import ModelConfig
 from datransformer.models.heads import RatingHead
-from datransformer.models.text import PADDING, gather
+from datransformer.models.text import PADDING, TextEncoder, gather
 from datransformer.nn.mixers import MIXERS
 from datransformer.nn.pooling import POOLINGS
 
@@ -88,6 +88,25 @@ def test_nor_with_any_pooling(shape: str, pooling: str) -> None:
     with torch.no_grad():
         expected, got = model(**alone)[0], model(**together)[0]
     torch.testing.assert_close(got[: len(expected)] if expected.dim() else got, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", MIXERS)
+def test_texts_in_groups_by_length_have_the_same_vectors_and_gradients(attention: str) -> None:
+    encoder = model_of("recommend", attention).get_submodule("text")
+    assert isinstance(encoder, TextEncoder)
+    tokens = words(7, 2, 13, 1, 0, 5, 11, 3, 2, width=17)
+    weights = torch.randn(9, 11)
+    seen: list[tuple[int, ...]] = []
+    encoder.embedding.register_forward_hook(lambda module, inputs, output: seen.append(tuple(inputs[0].shape)))
+    results = []
+    for encode in (encoder, encoder.in_groups):
+        encoder.zero_grad()
+        vectors = encode(tokens)
+        (vectors * weights).sum().backward()
+        gradients = {name: p.grad for name, p in encoder.named_parameters() if p.grad is not None}
+        results.append((vectors.detach(), gradients))
+    assert seen == [(9, 17), (3, 2), (2, 3), (2, 7), (2, 13)]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -27,6 +27,6 @@ class DocumentModel(nn.Module):
 
         Sentences of all documents lie in one list, so that none is padded with empty ones before it is encoded.
         """
-        vectors, padding = gather(self.text(tokens), sentences)  # [B, S, E]
+        vectors, padding = gather(self.text.in_groups(tokens), sentences)  # [B, S, E]
         answer: Tensor = self.head(self.document(vectors, padding))
         return answer

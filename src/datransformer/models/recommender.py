@@ -28,7 +28,7 @@ class Recommender(nn.Module):
             history: ``[batch, clicked]`` rows of ``titles``, −1 = none, oldest first.
             candidates: ``[batch, candidates]`` rows of ``titles``, −1 = none.
         """
-        return self.score(self.text(titles), history, candidates)
+        return self.score(self.text.in_groups(titles), history, candidates)
 
     def score(self, news: Tensor, history: Tensor, candidates: Tensor) -> Tensor:
         """As `forward`, for news vectors [news, embed_dim] that are already there."""
