@@ -192,3 +192,9 @@ def test_ragged_rows() -> None:
         ragged[4]
     assert spans(np.array([5, 0]), np.array([2, 3])).tolist() == [5, 6, 0, 1, 2]
     assert spans(np.array([], int), np.array([], int)).tolist() == []
+
+
+def test_a_file_is_not_written_into_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "none" / "file") as temporary:
+        temporary.write_text("x")
+    assert not list(tmp_path.iterdir())

@@ -169,7 +169,7 @@ class TestFiles:
     @pytest.mark.parametrize("format", FORMATS)
     def test_empty(self, write: Write, format: str) -> None:  # noqa: A002
         path = write("empty", "")
-        with pytest.raises(InputError, match=f"{path}: the file is empty, expected rows"):
+        with pytest.raises(InputError, match=f"{path}: the file is empty, expected something in it"):
             read(path, format=format)
 
     @pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])

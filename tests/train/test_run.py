@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from datransformer.data.batches import TextBatches
 from datransformer.data.errors import InputError
-from datransformer.data.prepare import TextData
+from datransformer.data.prepare import TextData, hash_file
 from datransformer.models.config import ModelConfig
-from datransformer.train.checkpoint import hash_of, save_tensors
+from datransformer.train.checkpoint import save_tensors
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
 from datransformer.train.fit import fit, load_data
 from datransformer.train.run import load_run, locked
@@ -68,7 +68,7 @@ def test_what_the_result_says(bench: "Bench") -> None:
     assert none == []
     assert distances["distance_weight"] == weights[f"{name}.distance_weight"].tolist()
     assert distances["distance_shift"] == weights[f"{name}.distance_shift"].tolist()
-    assert written["files"]["model.safetensors"] == hash_of(bench.folder / "run" / "model.safetensors")
+    assert written["files"]["model.safetensors"] == hash_file(bench.folder / "run" / "model.safetensors")
     assert result["versions"]["torch"] == torch.__version__
     assert (result["device"], result["processes"]) == ("cpu", 1)
     assert result["metrics"]["dev"] == bench.dev()[result["best_step"] // 8 - 1]
@@ -83,7 +83,7 @@ def flip_a_byte(folder: Path) -> None:
 def bless(folder: Path) -> None:
     """Write the hashes anew, as someone would who tampers with care."""
     result = json.loads((folder / "result.json").read_text())
-    result["files"] = {name: hash_of(folder / name) for name in result["files"]}
+    result["files"] = {name: hash_file(folder / name) for name in result["files"]}
     (folder / "result.json").write_text(json.dumps(result))
 
 

@@ -1,6 +1,5 @@
 """The files of MIND, the Microsoft News Dataset (Wu et al. 2020): news, impressions, and the predictions it takes."""
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from datransformer.data.errors import BadRows, InputError
 from datransformer.data.readers import Block, Columns, Sieve, delimited_blocks, is_blank, open_bytes
+from datransformer.data.store import atomic_path
 
 NEWS_COLUMNS = ("id", "category", "subcategory", "title", "abstract", "url", "title_entities", "abstract_entities")
 NEWS_FEWEST = 4
@@ -144,16 +144,12 @@ def write_predictions(path: Path, impressions: Iterable[tuple[str, Sequence[floa
         path: The file to write.
         impressions: Ids, and the scores of the candidates in their order.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
             for impression, scores in impressions:
                 file.write(f"{impression} [{','.join(map(str, rank(impression, scores)))}]\n")
-        temporary.replace(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def rank(impression: str, scores: Sequence[float]) -> list[int]:

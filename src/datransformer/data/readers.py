@@ -160,7 +160,7 @@ def check_file(path: Path) -> None:
     if not path.is_file():
         raise InputError(f"{path}: is {'a folder' if path.is_dir() else 'not a regular file'}, expected a file")
     if path.stat().st_size == 0:
-        raise InputError(f"{path}: the file is empty, expected rows")
+        raise InputError(f"{path}: the file is empty, expected something in it")
 
 
 def check_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> None:

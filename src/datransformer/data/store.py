@@ -146,7 +146,6 @@ def open_store(path: Path) -> tuple[dict[str, Array | Ragged], dict[str, str]]:
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path``, which it replaces, safe on disk, when the block ends well, and goes if not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary

@@ -4,7 +4,6 @@ import gzip
 import itertools
 import json
 import lzma
-import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from datransformer.data.errors import BadRows, InputError
+from datransformer.data.store import atomic_path
 
 Progress = Callable[[int, int], None]
 
@@ -105,16 +105,11 @@ def write_vectors(path: Path, words: Sequence[str], rows: torch.Tensor) -> None:
     listed = json.dumps(list(words), ensure_ascii=False)
     if len(listed.encode()) > LONGEST_WORD_LIST:
         raise ValueError(f"words: {len(words):,} words are too long a list for the header of a safetensors file")
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        save_file({"vectors": rows.detach().cpu().contiguous()}, part, metadata={"words": listed})
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+        with atomic_path(path) as temporary:
+            save_file({"vectors": rows.detach().cpu().contiguous()}, temporary, metadata={"words": listed})
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be written ({error})") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 class _Rows:

@@ -114,6 +114,7 @@ def bench_train(
     result["targets"] = list_targets(result)
     if out is not None:
         try:
+            out.parent.mkdir(parents=True, exist_ok=True)
             write_text(out, json.dumps(result, indent=2))
         except OSError as error:
             raise InputError(f"{out}: cannot be written ({error.strerror or error})") from error

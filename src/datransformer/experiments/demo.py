@@ -267,6 +267,7 @@ def _claim(out: Path, attentions: Sequence[str]) -> None:
     if found is not None and not _is_ours(out / REPORT):
         raise InputError(f"{found}: was not made by the demo, which would replace it; choose another --out")
     try:
+        out.mkdir(parents=True, exist_ok=True)
         write_text(out / REPORT, json.dumps({"kind": KIND, "finished": False}))
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror or error})") from error

@@ -20,6 +20,7 @@ KEPT = 2
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors to one file. If the disk is full, what was there before stays as it is."""
     try:
+        path.parent.mkdir(exist_ok=True)
         with atomic_path(path) as temporary:
             ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
             save_file(ready, temporary, metadata=dict(metadata or {}))
@@ -59,12 +60,6 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise InputError(f"{path}: {name!r} holds NaN or Inf, expected finite weights")
     model.load_state_dict(dict(tensors))
-
-
-def hash_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Path:

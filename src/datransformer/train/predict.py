@@ -214,6 +214,7 @@ def save_records(path: Path, fields: list[str], records: Iterator[dict[str, Any]
     if form not in OUTPUTS:
         raise InputError(f"--out {path}: the name does not tell the format, expected it to end in .csv, .tsv or .jsonl")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             write_records(file, fields, records, form)
     except OSError as error:

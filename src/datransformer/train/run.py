@@ -22,11 +22,12 @@ from torch import nn
 
 from datransformer.data.encode import Labels
 from datransformer.data.errors import InputError
+from datransformer.data.prepare import hash_file
 from datransformer.data.store import write_text
 from datransformer.data.tokenizer import TextTokenizer, load_tokenizer
 from datransformer.models.build import build_model
 from datransformer.nn.distance_aware import DistanceAwareAttention
-from datransformer.train.checkpoint import hash_of, load_weights
+from datransformer.train.checkpoint import load_weights
 from datransformer.train.config import RunConfig, from_dict, read_yaml, write_yaml
 from datransformer.version import __version__
 
@@ -131,7 +132,7 @@ def load_run(folder: Path) -> Run:
     for name in HASHED:
         if not (folder / name).is_file():
             raise InputError(f"{folder / name}: no such file, expected a part of the run")
-        if not isinstance(files, dict) or hash_of(folder / name) != files.get(name):
+        if not isinstance(files, dict) or hash_file(folder / name) != files.get(name):
             raise InputError(f"{folder / name}: was changed after training: its SHA-256 is not the one in {RESULT}")
     tokenizer, labels = load_tokenizer(folder / TOKENIZER), load_labels(folder)
     try:
@@ -175,7 +176,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def finish_folder(folder: Path, result: Mapping[str, Any]) -> None:
     """Write what came out, with the hashes by which `load_run` knows the files again."""
     try:
-        files = {name: hash_of(folder / name) for name in HASHED}
+        files = {name: hash_file(folder / name) for name in HASHED}
         write_text(folder / RESULT, json.dumps({**result, "files": files}, indent=2, ensure_ascii=False))
     except OSError as error:
         raise InputError(f"{folder / RESULT}: cannot be written ({error.strerror or error})") from error
