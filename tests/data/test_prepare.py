@@ -1,4 +1,6 @@
 import csv
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -121,6 +123,19 @@ def test_the_key_changes_with_the_content_and_the_settings(tmp_path: Path) -> No
         splits = RowSplits(write(tmp_path / "t.csv", rows))
         names.add(prepared(splits, tmp_path / "cache", max_length=length).fingerprint)
     assert len(names) == 3
+
+
+def test_what_a_killed_process_left_in_the_cache_is_removed_after_a_day(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    dead, fresh, alive = (cache / f".{name}.1.part" for name in ("dead", "fresh", "alive"))
+    for folder in (dead, fresh, alive):
+        folder.mkdir(parents=True)
+        (folder / "train.arrow").write_text("half")
+    for folder in (dead, alive):
+        os.utime(folder, (time.time() - 2 * prepare.LEFTOVER_SECONDS,) * 2)
+    with prepare._claim(alive, alone=False):
+        name = prepared(RowSplits(write(tmp_path / "t.csv", ROWS)), cache).fingerprint
+    assert set(cache.iterdir()) == {cache / name, fresh, alive}
 
 
 @pytest.mark.parametrize("damage", ["truncate", "remove", "tokenizer", "about"])

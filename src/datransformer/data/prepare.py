@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,12 @@ from datransformer.data.readers import check_file, guess_format, read_rows
 from datransformer.data.store import write_text
 from datransformer.data.tokenizer import TextTokenizer, WordTokenizer, count_words, load_tokenizer
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
+LEFTOVER_SECONDS = 24 * 3600
 FORMAT = 2  # of what is kept on disk; another number is another key
 
 Progress = Callable[[str, int, int | None], None]
@@ -367,7 +375,9 @@ def cached(folder: Path, build: Callable[[Path], None], check: Callable[[Path], 
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        build(temporary)
+        _remove_leftovers(folder.parent)
+        with _claim(temporary, alone=False):
+            build(temporary)
         try:
             temporary.rename(folder)
         except OSError:
@@ -378,6 +388,30 @@ def cached(folder: Path, build: Callable[[Path], None], check: Callable[[Path], 
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder, notes
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Remove what killed processes left half built: a day old, and claimed by none that is alive."""
+    for left in cache.glob(".*.part"):
+        with suppress(OSError), _claim(left, alone=True) as free:  # another process may be quicker
+            if free and time.time() - left.stat().st_mtime > LEFTOVER_SECONDS:
+                shutil.rmtree(left)
+
+
+@contextmanager
+def _claim(folder: Path, *, alone: bool) -> Iterator[bool]:
+    """Lock a folder until the block, or the process, ends; whether that could be done."""
+    if fcntl is None:  # not a POSIX system
+        yield False
+        return
+    handle, free = os.open(folder, os.O_RDONLY), False
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))
+            free = True
+        yield free
+    finally:
+        os.close(handle)
 
 
 def _check_texts(folder: Path) -> None:
