@@ -1,18 +1,25 @@
 """The command line as a user meets it: what works, and one clear line for everything that does not."""
 
 import csv
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from datransformer import __version__, cli
+from datransformer.data.errors import InputError
+from datransformer.data.readers import read_whole_rows
+from datransformer.train.predict import write_records
 
 ROWS = [(f"{word} film number {index % 7}", label) for index in range(40)
         for word, label in (("good", "positive"), ("bad", "negative"))]  # fmt: skip
@@ -134,6 +141,107 @@ def test_predict_a_file_into_a_file(call: Call, run_folder: Path, tmp_path: Path
     assert [record["prediction"] for record in records] == [label for _, label in ROWS]
     with (tmp_path / "out.tsv").open() as file:
         assert [row["prediction"] for row in csv.DictReader(file, delimiter="\t")] == [label for _, label in ROWS]
+
+
+def test_predictions_come_after_all_columns_of_the_input(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    header, rows = ("id", "text", "prediction", "id"), [("7", "a good film", "none", ""), ("8", " ", "", "x"),
+                                                        ("9", "bad,\r bad", "\r", "y")]  # fmt: skip
+    data = write_csv(tmp_path / "in.csv", rows, header)
+    options = ("--bad-rows", "skip", "--device", "cpu")
+    done = call("predict", run_folder, "--data", data, "--out", tmp_path / "out.csv", *options)
+    assert "the rows have a column 'prediction' already: ours is called 'prediction_'" in done.err
+    with (tmp_path / "out.csv").open(newline="") as file:
+        head, *lines = csv.reader(file)
+    assert head[:6] == ["id", "text", "prediction", "id_", "row", "prediction_"]
+    assert [line[:6] for line in lines] == [
+        ["7", "a good film", "none", "", "1", "positive"],
+        ["9", "bad,\r bad", "\r", "y", "3", "negative"],
+    ]
+
+
+def test_json_lines_keep_what_they_hold(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    lines = [{"text": "good", "id": 7, "more": {"a": [1, None]}, "half": "\ud83d"}, {"seen": True, "text": "bad"}]
+    data = tmp_path / "in.jsonl"
+    data.write_text("\n".join(["{", *map(json.dumps, lines)]))
+    for name in ("out.jsonl", "out.csv"):
+        options = ("--out", tmp_path / name, "--bad-rows", "skip", "--device", "cpu")
+        assert call("predict", run_folder, "--data", data, *options).status == 0
+    for line, before in zip((tmp_path / "out.jsonl").read_text().splitlines(), lines, strict=True):
+        record = json.loads(line)
+        assert list(record)[: len(before)] == list(before)
+        assert {name: record[name] for name in before} == before
+    head, first, second = csv.reader((tmp_path / "out.csv").read_text().splitlines())
+    assert head[:7] == ["text", "id", "more", "half", "seen", "row", "prediction"]
+    assert first[:7] == ["good", "7", '{"a": [1, null]}', "\\ud83d", "", "2", "positive"]
+    assert second[:7] == ["bad", "", "", "", "true", "3", "negative"]
+
+
+def test_parquet_columns_are_carried_over(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    table = pa.table({"n": [1.5, float("nan")], "text": ["good", "bad"], "when": [datetime(2021, 2, 3), None]})
+    pq.write_table(table, tmp_path / "in.parquet")
+    done = call("predict", run_folder, "--data", tmp_path / "in.parquet", "--json", "--device", "cpu")
+    first, second = map(json.loads, done.out.splitlines())
+    assert (first["n"], first["when"], first["prediction"]) == (1.5, "2021-02-03 00:00:00", "positive")
+    assert (second["n"], second["when"], second["prediction"]) == (None, None, "negative")
+
+
+def test_every_format_gives_its_rows_whole(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("(3 (2 a) (4 b))\n(1 (2 c) (2 d))\n")
+    names, rows = read_whole_rows(tmp_path / "a", [2], format="sst_trees")
+    assert (names, list(rows)) == (["tree", "root"], [{"tree": "c d", "root": "1"}])
+    (tmp_path / "a").write_text('"3","t","d"\n')
+    names, rows = read_whole_rows(tmp_path / "a", [1], format="ag_news")
+    assert (names, list(rows)) == (
+        ["class", "title", "description"],
+        [{"class": "3", "title": "t", "description": "d"}],
+    )
+    with pytest.raises(InputError, match="row 2 is gone, expected a file that does not change"):
+        list(read_whole_rows(tmp_path / "a", [2], format="ag_news")[1])
+
+
+def test_a_label_with_a_carriage_return_is_quoted() -> None:
+    file = io.StringIO()
+    write_records(file, ["prediction", "probability_a\rb"], [{"prediction": 'a\rb"', "probability_a\rb": 1.0}], "csv")
+    assert file.getvalue() == 'prediction,"probability_a\rb"\n"a\rb""",1.0\n'
+    assert list(csv.reader(io.StringIO(file.getvalue(), newline=""))) == [["prediction", "probability_a\rb"],
+                                                                          ['a\rb"', "1.0"]]  # fmt: skip
+
+
+def test_standard_input_is_called_so_in_messages(call: Call, run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def predict(content: bytes, *options: str) -> Called:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+        return call("predict", run_folder, "--data", "-", "--device", "cpu", *options)
+
+    assert predict(b"text\ngood\n,x\n").error.startswith("error: standard input, row 2, column 'text': ")
+    assert predict(b"words\ngood\n").error.startswith("error: standard input: no column 'text'")
+    assert predict(b"").error.startswith("error: standard input: the file is empty")
+    skipped = predict(b"text,n\ngood,1\n ,2\n", "--bad-rows", "skip")
+    assert "1 rows: empty text (first: standard input, row 2" in skipped.err
+    assert skipped.out.splitlines()[1].startswith("good,1,1,positive,")
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(run_folder: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "in.csv", [(text,) for text, _ in ROWS] * 100, header=("text",))
+    command = [
+        sys.executable,
+        "-m",
+        "datransformer",
+        "predict",
+        str(run_folder),
+        "--data",
+        str(data),
+        "--device",
+        "cpu",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline().startswith("text,row,prediction")
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() in (0, 141)
+    assert said == ""
 
 
 def test_predict_through_pipes(run_folder: Path) -> None:

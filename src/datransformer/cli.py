@@ -1,5 +1,6 @@
 """The command line: verbs, thin."""
 
+import io
 import itertools
 import json
 import os
@@ -336,15 +337,19 @@ def predict(
 ) -> None:
     """Predict texts, or the rows of a file, with the probability of each class.
 
+    The output has all columns of the input and then row (its number), prediction and probability_… of each class. Where
+    the input has a column of such a name already, ours gets an underscore behind it.
+
     Under torchrun the rows are shared out and one ordered output comes out.
     """
     from datransformer.data.errors import BadRows
+    from datransformer.data.readers import read_whole_rows
     from datransformer.train.predict import (
+        HALVES,
         OUTPUTS,
         answer_rows,
         predict_impressions,
-        prediction_fields,
-        prediction_records,
+        predictions,
         rows_of,
         rows_of_texts,
         save_records,
@@ -357,41 +362,62 @@ def predict(
         raise InputError(f"--out: got {out}, which is --data or inside it; expected another file")
     if out is not None and run.resolve() in out.resolve().parents:
         raise InputError(f"--out: got {out}, which is inside the run; expected another file")
-    with _loaded(run, device) as (trained, worker, reporter), tempfile.TemporaryDirectory() as scratch:
-        task = trained.config.task
-        form = file_format or ("csv" if data == Path("-") else "auto")
-        reading = _reading(trained, text_column, text_pair_column, None, form, bad_rows)
-        if task == "recommend":
-            if data is None or out is None:
-                raise InputError("a recommender ranks the impressions of a folder: expected --data DIR --out FILE")
-            bad = BadRows(skip=reading.bad_rows == "skip")
-            count = predict_impressions(
-                trained, data, out, labelled=_labelled(data), bad_rows=bad, worker=worker, progress=reporter.stage
-            )
-            for line in (*bad.lines(), f"{count:,} impressions ranked: {out}"):
-                reporter.say(line)
+    with _scratch() as scratch:
+        with _loaded(run, device) as (trained, worker, reporter):
+            task = trained.config.task
+            form = file_format or ("csv" if data == Path("-") else "auto")
+            reading = _reading(trained, text_column, text_pair_column, None, form, bad_rows)
+            if task == "recommend":
+                if data is None or out is None:
+                    raise InputError("a recommender ranks the impressions of a folder: expected --data DIR --out FILE")
+                bad = BadRows(skip=reading.bad_rows == "skip")
+                count = predict_impressions(
+                    trained, data, out, labelled=_labelled(data), bad_rows=bad, worker=worker, progress=reporter.stage
+                )
+                for line in (*bad.lines(), f"{count:,} impressions ranked: {out}"):
+                    reporter.say(line)
+                return
+            if out is not None and out.suffix.lower().removeprefix(".") not in OUTPUTS:
+                raise InputError(f"--out: got {out}, expected a name that ends in .csv, .tsv or .jsonl")
+            if data is None:
+                if (task == "pair") != bool(text_pair) or len(text_pair or text or []) != len(text or []):
+                    wanted = "one --text-pair for each --text" if task == "pair" else "no --text-pair"
+                    raise InputError(f"the run's task is {task!r}: expected {wanted}")
+                rows = rows_of_texts(text or [], text_pair, name="--text")
+            else:
+                data = _spooled(data, scratch)
+                rows = rows_of(trained, data, reading, labelled=False)
+            answered = answer_rows(trained, rows, labelled=False, data=reading, worker=worker, progress=reporter.stage)
+        if worker.rank:
             return
-        if out is not None and out.suffix.lower().removeprefix(".") not in OUTPUTS:
-            raise InputError(f"--out: got {out}, expected a name that ends in .csv, .tsv or .jsonl")
-        if data is None:
-            if (task == "pair") != bool(text_pair) or len(text_pair or text or []) != len(text or []):
-                wanted = "one --text-pair for each --text" if task == "pair" else "no --text-pair"
-                raise InputError(f"the run's task is {task!r}: expected {wanted}")
-            rows = rows_of_texts(text or [], text_pair, name="--text")
+        for note in answered.notes:
+            reporter.say(_without(scratch, note))
+        carried = ((), None) if data is None else read_whole_rows(data, answered.rows, format=reading.format)
+        fields, records, notes = predictions(trained, answered, *carried)
+        for note in notes:
+            reporter.say(note)
+        if out is None:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors=HALVES)
+            write_records(sys.stdout, fields, records, "jsonl" if as_json else "csv")
+            sys.stdout.flush()
         else:
-            rows = rows_of(trained, _spooled(data, Path(scratch)), reading, labelled=False)
-        answered = answer_rows(trained, rows, labelled=False, data=reading, worker=worker, progress=reporter.stage)
-    if worker.rank:
-        return
-    for note in answered.notes:
-        reporter.say(note)
-    fields, records = prediction_fields(trained), prediction_records(trained, answered)
-    if out is None:
-        write_records(sys.stdout, fields, records, "jsonl" if as_json else "csv")
-        sys.stdout.flush()
-    else:
-        save_records(out, fields, records)
-        reporter.say(f"{len(answered.rows):,} rows: {out}")
+            save_records(out, fields, records)
+            reporter.say(f"{len(answered.rows):,} rows: {out}")
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """A folder for a while, of which no message speaks."""
+    with tempfile.TemporaryDirectory(prefix="datransformer-") as name:
+        try:
+            yield Path(name)
+        except InputError as error:
+            raise InputError(_without(Path(name), str(error))) from error
+
+
+def _without(folder: Path, text: str) -> str:
+    return text.replace(f"{folder}{os.sep}", "")
 
 
 def _labelled(folder: Path) -> bool:

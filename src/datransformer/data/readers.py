@@ -4,13 +4,14 @@ import codecs
 import csv
 import gzip
 import io
+import itertools
 import json
 import math
 import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial, reduce
@@ -80,6 +81,13 @@ class Block:
     columns: dict[str, pa.Array]
     not_utf8: dict[str, pa.Array] = field(default_factory=dict)
     flaws: list[Flaw] = field(default_factory=list)
+
+    def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows one by one: their numbers and values."""
+        values = (array.to_pylist() for array in self.columns.values())
+        for row, *cells in zip(self.rows.tolist(), *values, strict=True):
+            present = (None if cell != cell else cell for cell in cells)  # NaN is a missing number
+            yield row, dict(zip(self.columns, present, strict=True))
 
 
 class Sieve:
@@ -173,6 +181,17 @@ def check_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> No
             )
 
 
+def unlike(names: Iterable[str], taken: Iterable[str] = ()) -> tuple[str, ...]:
+    """The names with as many underscores behind each as it takes for no two, and none of ``taken``, to be alike."""
+    known = dict.fromkeys(taken)
+    before = len(known)
+    for name in names:
+        while name in known:
+            name += "_"
+        known[name] = None
+    return tuple(known)[before:]
+
+
 def listed(names: Iterable[str]) -> str:
     """The names of columns, on one line that a person can read."""
     known = [repr(name[:99]) for name in names]
@@ -216,22 +235,25 @@ class Utf8Stream(io.RawIOBase):
 
 
 def delimited_blocks(
-    path: Path, columns: Columns, *, delimiter: str, names: Sequence[str] | None = None, quoted: bool = True
+    path: Path, columns: Columns | None, *, delimiter: str, names: Sequence[str] | None = None, quoted: bool = True
 ) -> Iterator[Block]:
     """Rows of a delimited file. Blank lines are no rows.
 
     Args:
         path: The file.
-        columns: The columns to read.
+        columns: The columns to read; None: all, by names of which no two are alike.
         delimiter: What stands between two fields.
         names: The names of all columns, where the file has no header.
         quoted: Whether a field that starts with a double quote ends at the next one, and may hold line breaks.
     """
-    wanted = columns.names()
     with open_bytes(path) as file:
         if names is None:
             names = read_header(path, file, delimiter, quoted)
-        check_columns(path, wanted, names)
+        if columns is None:
+            wanted = names = unlike(names)
+        else:
+            wanted = columns.names()
+            check_columns(path, wanted, names)
         # A last row with a field too many tells whether pyarrow, which does not say so, ended inside a quote.
         last = SUBSTITUTE + delimiter * len(names)
         stream = Utf8Stream(file, f"\n{last}".encode())
@@ -365,6 +387,22 @@ def line_blocks(
     """Rows of a file with one a line. Blank lines are no rows. ``parse`` gives a line's values, or a `RowError`."""
     wanted = columns.names()
     builder = BlockBuilder(wanted)
+    for number, line in numbered_lines(path):
+        try:
+            builder.values.append(parse(line.decode(), wanted))
+            builder.rows.append(number)
+        except UnicodeDecodeError:
+            builder.flaws.append(Flaw(number, wanted[0], NOT_UTF8, "text in UTF-8"))
+        except RowError as error:
+            builder.flaws.append(Flaw(number, *error.args))
+        builder.size += len(line)
+        if builder.size >= BLOCK_SIZE:
+            yield builder.take()
+    yield builder.take()
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, from 1."""
     number = 0
     with open_bytes(path) as file:
         for line in iter(partial(file.readline, LONGEST_LINE), b""):
@@ -373,17 +411,16 @@ def line_blocks(
             number += 1
             if len(line) == LONGEST_LINE:
                 raise InputError(f"{path}, row {number}: more than {LONGEST_LINE:,} bytes, expected a shorter line")
-            try:
-                builder.values.append(parse(line.decode(), wanted))
-                builder.rows.append(number)
-            except UnicodeDecodeError:
-                builder.flaws.append(Flaw(number, wanted[0], NOT_UTF8, "text in UTF-8"))
-            except RowError as error:
-                builder.flaws.append(Flaw(number, *error.args))
-            builder.size += len(line)
-            if builder.size >= BLOCK_SIZE:
-                yield builder.take()
-    yield builder.take()
+            yield number, line
+
+
+def json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each line that is a JSON object, with all that it holds."""
+    for number, line in numbered_lines(path):
+        with suppress(ValueError, RecursionError):
+            record = JSON.decode(line.decode())
+            if isinstance(record, dict):
+                yield number, record
 
 
 def refuse_constant(name: str) -> NoReturn:
@@ -456,18 +493,30 @@ def parse_tree(line: str, wanted: Sequence[str]) -> tuple[str | None, ...]:
     )
 
 
-def parquet_blocks(path: Path, columns: Columns) -> Iterator[Block]:
-    """Rows of a parquet file. Texts have to be strings, labels may be numbers."""
+def tree_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The words and the class of each tree."""
+    for block in line_blocks(path, Columns(("tree",), None, "root"), parse=parse_tree):
+        yield from block.records()
+
+
+def parquet_blocks(path: Path, columns: Columns | None) -> Iterator[Block]:
+    """Rows of a parquet file. Texts have to be strings, labels may be numbers; without ``columns`` all, as they are."""
     check_file(path)
-    wanted = columns.names()
-    texts = (*columns.text, columns.text_pair)
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             schema = file.schema_arrow
+            following = 1
+            if columns is None:
+                for batch in file.iter_batches(PARQUET_ROWS, use_threads=False):
+                    rows = np.arange(following, following + batch.num_rows)
+                    following += batch.num_rows
+                    whole = (as_strings(c)[0] if is_text(value_type(c.type)) else c for c in batch.columns)
+                    yield Block(rows, dict(zip(unlike(schema.names), whole, strict=True)))
+                return
+            wanted = columns.names()
             check_columns(path, wanted, schema.names)
             for name in wanted:
-                check_type(path, name, schema.field(name).type, name in texts)
-            following = 1
+                check_type(path, name, schema.field(name).type, name in (*columns.text, columns.text_pair))
             for batch in file.iter_batches(PARQUET_ROWS, columns=list(wanted), use_threads=False):
                 rows = np.arange(following, following + batch.num_rows)
                 following += batch.num_rows
@@ -539,12 +588,20 @@ class Reader:
         columns: The format's own columns, None where the user names them.
         labels: What each label of the format is called; None: rows that have it are left out, and counted.
         mend: What the format needs done to a text.
+        records: Reads rows with all that they hold, where a file has no list of its columns.
     """
 
-    blocks: Callable[[Path, Columns], Iterator[Block]]
+    blocks: Callable[..., Iterator[Block]]
     columns: Columns | None = None
     labels: Mapping[str, str | None] | None = None
     mend: Callable[[pa.Array], pa.Array] | None = None
+    records: Callable[[Path], Iterator[tuple[int, dict[str, Any]]]] | None = None
+
+    def whole_rows(self, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The number of each row that can be read at all, and its columns, also those that nobody asked for."""
+        if self.records is not None:
+            return self.records(path)
+        return (record for block in self.blocks(path, None) for record in block.records())
 
     def read(self, path: Path, columns: Columns, bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
         """Batches of the rows that can be used."""
@@ -616,7 +673,7 @@ TREE_COLUMNS = Columns(("tree",), None, "root")
 FORMATS: dict[str, Reader] = {
     "csv": Reader(partial(delimited_blocks, delimiter=",")),
     "tsv": Reader(partial(delimited_blocks, delimiter="\t")),
-    "jsonl": Reader(partial(line_blocks, parse=parse_json)),
+    "jsonl": Reader(partial(line_blocks, parse=parse_json), records=json_records),
     "parquet": Reader(parquet_blocks),
     "ag_news": Reader(
         partial(delimited_blocks, delimiter=",", names=("class", "title", "description")),
@@ -628,14 +685,16 @@ FORMATS: dict[str, Reader] = {
         partial(line_blocks, parse=parse_tree),
         TREE_COLUMNS,
         {"0": "negative", "1": "negative", "2": None, "3": "positive", "4": "positive"},
+        records=tree_records,
     ),
-    "sst_trees_5": Reader(partial(line_blocks, parse=parse_tree), TREE_COLUMNS),
-    "snli_jsonl": Reader(partial(line_blocks, parse=parse_json), SNLI_COLUMNS, SNLI_LABELS),
+    "sst_trees_5": Reader(partial(line_blocks, parse=parse_tree), TREE_COLUMNS, records=tree_records),
+    "snli_jsonl": Reader(partial(line_blocks, parse=parse_json), SNLI_COLUMNS, SNLI_LABELS, records=json_records),
     "snli_txt": Reader(partial(delimited_blocks, delimiter="\t", quoted=False), SNLI_COLUMNS, SNLI_LABELS),
     "amazon": Reader(
         partial(line_blocks, parse=parse_json),
         Columns(("reviewText",), None, "overall"),
         {rating: rating for rating in "12345"},
+        records=json_records,
     ),
 }
 """Formats by name. In csv and tsv a field that starts with a double quote is quoted; GLUE's SST-2 is a tsv."""
@@ -681,7 +740,38 @@ def read_rows(
     check_file(path)
     if not columns.text:
         raise InputError(f"{path}: no text column is named, expected at least one")
-    name = guess_format(path) if format == "auto" else format
+    return find_reader(path, format).read(path, columns, bad_rows)
+
+
+def find_reader(path: Path, name: str) -> Reader:
+    """The reader of a format, or for auto of the one that the name of ``path`` stands for."""
+    name = guess_format(path) if name == "auto" else name
     if name not in FORMATS:
         raise InputError(f"{path}: unknown format {name!r}, expected auto or one of: {', '.join(FORMATS)}")
-    return FORMATS[name].read(path, columns, bad_rows)
+    return FORMATS[name]
+
+
+def read_whole_rows(
+    path: Path,
+    rows: Sequence[int],
+    *,
+    format: str = "auto",  # noqa: A002, as above
+) -> tuple[list[str], Iterator[dict[str, Any]]]:
+    """The names of all columns of a file, and their values, of whatever type, in ``rows``, which must ascend.
+
+    Where two columns have the same name, one gets an underscore behind it.
+    """
+    reader = find_reader(path, format)
+    alike = reader.records is None  # lines of JSON need not have the same columns
+    records = itertools.islice(reader.whole_rows(path), 1 if alike else None)
+    names = list(dict.fromkeys(name for _, record in records for name in record))
+
+    def chosen() -> Iterator[dict[str, Any]]:
+        records = reader.whole_rows(path)
+        for row in rows:
+            record = next((record for number, record in records if number == row), None)
+            if record is None:
+                raise InputError(f"{path}: row {row} is gone, expected a file that does not change while it is read")
+            yield record
+
+    return names, chosen()

@@ -1,9 +1,10 @@
 """What a trained run answers: to texts, to files, to impressions."""
 
-import csv
+import itertools
 import json
+import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +19,7 @@ from datransformer.data.errors import BadRows, InputError
 from datransformer.data.mind import write_predictions
 from datransformer.data.news import Impressions, encode_impressions
 from datransformer.data.prepare import Progress, Rows, encode_texts, file_rows, no_progress
+from datransformer.data.readers import unlike
 from datransformer.data.store import atomic_path
 from datransformer.train.fit import columns_of
 from datransformer.train.metrics import classification_metrics, rating_metrics
@@ -25,6 +27,7 @@ from datransformer.train.run import Run
 from datransformer.train.tasks import ALONE, Answers, Worker, answer_texts, rank_scores, rankable, score_impressions
 
 OUTPUTS = ("csv", "tsv", "jsonl")
+HALVES = "backslashreplace"  # how half a character, which JSON can escape and UTF-8 cannot hold, is written
 
 
 @dataclass(frozen=True)
@@ -179,43 +182,66 @@ def predict_impressions(
         return len(impressions)
 
 
-def prediction_fields(run: Run) -> list[str]:
-    """The columns of a file of predictions."""
-    if run.labels.classes is None:
-        return ["row", "prediction"]
-    return ["row", "prediction", *(f"probability_{name}" for name in run.labels.classes)]
+def predictions(
+    run: Run, answered: Answered, columns: Sequence[str] = (), values: Iterable[dict[str, Any]] | None = None
+) -> tuple[list[str], Iterator[dict[str, Any]], list[str]]:
+    """The fields of a file of predictions, a record a row, and what there is to say about them.
+
+    A record has the row's number, the answer, and the probability of each class.
+
+    Args:
+        run: The trained run.
+        answered: Its answers.
+        columns: What the rows had before, which comes first. An answer whose name is among it gets another.
+        values: The rows' values of ``columns``.
+    """
+    names = ["row", "prediction", *(f"probability_{name}" for name in run.labels.classes or ())]
+    own = unlike(names, columns)
+    notes = [
+        f"the rows have a column {name!r} already: ours is called {other!r}"
+        for name, other in zip(names, own, strict=True)
+        if name != other
+    ]
+
+    def records() -> Iterator[dict[str, Any]]:
+        before = itertools.repeat({}, len(answered.rows)) if values is None else values
+        for carried, row, answer in zip(before, answered.rows, answered.answers, strict=True):
+            if run.labels.classes is None:
+                answers: list[str | float] = [round(float(answer), 6)]
+            else:
+                best = run.labels.classes[int(answer.argmax())]
+                answers = [best, *(round(float(value), 6) for value in answer)]
+            yield carried | dict(zip(own, [row, *answers], strict=True))
+
+    return [*columns, *own], records(), notes
 
 
-def prediction_records(run: Run, answered: Answered) -> Iterator[dict[str, Any]]:
-    """One record a row: its number, the answer, and the probability of each class."""
-    fields = prediction_fields(run)
-    for row, answer in zip(answered.rows, answered.answers, strict=True):
-        if run.labels.classes is None:
-            yield dict(zip(fields, (row, round(float(answer), 6)), strict=True))
-        else:
-            best = run.labels.classes[int(answer.argmax())]
-            yield dict(zip(fields, (row, best, *(round(float(value), 6) for value in answer)), strict=True))
-
-
-def write_records(file: IO[str], fields: list[str], records: Iterator[dict[str, Any]], form: str) -> None:
+def write_records(file: IO[str], fields: Sequence[str], records: Iterable[dict[str, Any]], form: str) -> None:
     """Write records as csv, tsv or JSON lines."""
     if form == "jsonl":
         for record in records:
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
         return
-    writer = csv.DictWriter(file, fields, delimiter="\t" if form == "tsv" else ",", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
+    delimiter = "\t" if form == "tsv" else ","
+    special = re.compile(f'["\r\n{delimiter}]')  # Python's csv, before 3.13, leaves a lone \r without quotes
+
+    def cell(value: object) -> str:
+        text = json.dumps(value, default=str) if isinstance(value, bool | dict | list) else str(value)
+        return "" if value is None else '"' + text.replace('"', '""') + '"' if special.search(text) else text
+
+    file.write(delimiter.join(map(cell, fields)) + "\n")
+    for record in records:
+        file.write(delimiter.join(cell(record.get(field)) for field in fields) + "\n")
 
 
-def save_records(path: Path, fields: list[str], records: Iterator[dict[str, Any]]) -> None:
+def save_records(path: Path, fields: Sequence[str], records: Iterable[dict[str, Any]]) -> None:
     """Write records to a file in the form that its name tells."""
     form = path.suffix.lower().removeprefix(".")
     if form not in OUTPUTS:
         raise InputError(f"--out {path}: the name does not tell the format, expected it to end in .csv, .tsv or .jsonl")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        with atomic_path(path) as temporary, temporary.open("w", encoding="utf-8", errors=HALVES, newline="") as file:
             write_records(file, fields, records, form)
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from error
