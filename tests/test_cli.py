@@ -269,6 +269,19 @@ def test_predict_under_torchrun_is_one_ordered_output(run_folder: Path, tmp_path
     assert [row["prediction"] for row in rows] == [label for _, label in ROWS]
 
 
+def test_an_error_under_torchrun_is_said_once(run_folder: Path, tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "in.csv", [("", "positive")])
+    for arguments in (["predict", run_folder], ["train", "--out", tmp_path / "run", "--train"]):
+        flag = ["--data"] if arguments[0] == "predict" else []
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "-m", "datransformer",
+            *map(str, arguments), *flag, str(data), "--device", "cpu",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        assert done.returncode == 1
+        assert done.stderr.count("row 1, column 'text': empty text") == 1, done.stderr
+
+
 def test_settings_from_a_file_from_flags_and_from_set(call: Call, tmp_path: Path) -> None:
     train = write_csv(tmp_path / "train.csv", ROWS)
     (tmp_path / "config.yaml").write_text(

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ from rich.table import Table
 
 from datransformer.data.errors import InputError
 from datransformer.version import __version__
+
+SECONDS_TO_SPEAK = 3
 
 app = typer.Typer(
     name="datransformer",
@@ -49,16 +52,31 @@ def main() -> None:
     from datransformer.train.progress import printable
 
     try:
-        app()
+        with _first_speaks_first():
+            app()
     except (InputError, TrainingError) as error:
         _fail(printable(str(error)), 1)
     except Interrupted as error:
         _fail(printable(str(error)), 130)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     except OSError as error:
         _fail(printable(f"{error.filename or 'the system'}: {error.strerror or error}"), 1)
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        # The reader of our output has seen enough, which click takes for a failure.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+@contextmanager
+def _first_speaks_first() -> Iterator[None]:
+    """Let an error of all processes be said by the first of them, whose end is the end of the others under torchrun."""
+    try:
+        yield
+    except Exception:
+        rank = int(os.environ.get("LOCAL_RANK", "0"))
+        time.sleep(rank and SECONDS_TO_SPEAK + rank)
+        raise
 
 
 def _fail(message: str, status: int) -> None:
