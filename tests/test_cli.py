@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from datransformer import __version__, cli
+from datransformer.data.datasets import DATASETS
 from datransformer.data.errors import InputError
 from datransformer.data.readers import read_whole_rows
 from datransformer.train.predict import write_records
@@ -470,6 +471,19 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["train", "--train", "t.csv", "--out", "run", "--attention", "flash"], "attention: got 'flash'"),
         (["train", "--train", "t.csv", "--out", "run", "--set", "train.rate=1"], "unknown setting 'rate'"),
         (["train", "--train", "t.csv", "--out", "run", "--set", "train.lr"], "expected key=value"),
+        (["train", "--train", "t.csv", "--out", "run", "--set", "train.rate=1"], "error: --set train.rate: unknown se"),
+        (["train", "--train", "t.csv", "--out", "run", "--set", "rate=1"], "error: --set rate: unknown setting 'rate'"),
+        (["train", "--train", "t.csv", "--out", "run", "--epochs", "0"], "error: --epochs: got 0, expected"),
+        (["train", "--train", "t.csv", "--out", "run", "--attention", "x"], "error: --attention: got 'x', expected"),
+        (["train", "--train", "t.csv", "--out", "run", "--task", "x"], "error: --task: got 'x', expected"),
+        (
+            ["train", "--train", "t.csv", "--out", "run", "--epochs", "1", "--set", "train.epochs=many"],
+            "error: --set train.epochs: got 'many', expected a whole number",
+        ),
+        (
+            ["train", "--train", "t.csv", "--out", "run", "--config", "c.yaml", "--lr", "1"],
+            "error: c.yaml: train.epochs: got 0, expected",
+        ),
         (["train", "--train", "t.csv", "--out", "run", "--config", "bad.yaml"], "bad.yaml: not YAML"),
         (["train", "--train", "t.csv", "--out", "run", "--config", "key.yaml"], "unknown setting 'optimizer'"),
         (["train", "--train", "t.csv", "--out", "run", "--config", "none.yaml"], "none.yaml: no such file"),
@@ -487,7 +501,7 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["train", "--train", "x\x1b[31m.csv", "--out", "run"], "x\\x1b[31m.csv"),
         (["train", "--train", "t.csv", "--out", "run", "--task", "poem"], "task: got 'poem', expected one of"),
         (["train", "--train", "t.csv", "--out", "run", "--format", "xls"], "unknown format 'xls'"),
-        (["train", "--train", "t.csv", "--out", "run", "--bad-rows", "drop"], "bad_rows: got 'drop'"),
+        (["train", "--train", "t.csv", "--out", "run", "--bad-rows", "drop"], "--bad-rows: got 'drop'"),
         (["train", "--train", "t.csv", "--out", "run", "--head", "rating"], "label 'a', expected a number"),
         (["train", "--train", "t.csv", "--out", "run", "--task", "recommend"], "t.csv"),
         (["train", "--dataset", "imdb", "--out", "run"], "--dataset: got 'imdb', expected one of: probe"),
@@ -510,6 +524,7 @@ def test_a_mistake_is_one_clear_line(
     Path("full/precious.txt").write_text("keep me")
     Path("bad.yaml").write_text("a: [")
     Path("key.yaml").write_text("optimizer: sgd")
+    Path("c.yaml").write_text("train: {epochs: 0}")
     Path("wide.txt").write_text("good 0.1 0.2\nbad 0.1 0.2 0.3\n")
     Path("odd.txt").write_text("good 0.1 0.2\nbad 0.1 x\n")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -595,8 +610,13 @@ def test_messages_are_printed_as_they_are(call: Call, tmp_path: Path) -> None:
     assert "[red]none.csv" in call("train", "--train", "[red]none.csv", "--out", tmp_path / "run").error
 
 
-def test_the_data_sets_are_listed(call: Call) -> None:
+def test_the_data_sets_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     done = call("data", "list")
     assert done.status == 0
-    for name in ("probe", "ag", "amazon", "sst", "snli", "mind"):
-        assert name in done.out
+    for name in ("probe", *DATASETS):
+        assert f" {name} " in done.out
+    for entry in DATASETS.values():  # whole, on a terminal of 80 columns
+        for text in (entry.homepage, entry.licence, *entry.expects):
+            assert text in done.out
+    assert max(map(len, done.out.splitlines())) <= 80

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -212,33 +213,40 @@ def train(
         values = to_dict(load_config(out))
     if config is not None:
         _merge(values, read_yaml(config))
-    flags: dict[str, Any] = {
-        "task": task,
-        "files.dataset": dataset,
-        "files.data_dir": data_dir and str(data_dir),
-        "files.train": train_file and [str(train_file)],
-        "files.dev": dev and str(dev),
-        "files.test": test and str(test),
-        "data.format": file_format,
-        "data.text_columns": text_column,
-        "data.text_pair_column": text_pair_column,
-        "data.label_column": label_column,
-        "data.vectors": vectors,
-        "data.tokenizer": tokenizer,
-        "data.bad_rows": bad_rows,
-        "model.head": head,
-        "model.pair": pair,
-        "model.attention": attention,
-        "train.epochs": epochs,
-        "train.batch_size": batch_size,
-        "train.lr": lr,
-        "train.seed": seed,
+    flags: dict[str, tuple[str, Any]] = {
+        "--task": ("task", task),
+        "--dataset": ("files.dataset", dataset),
+        "--data-dir": ("files.data_dir", data_dir and str(data_dir)),
+        "--train": ("files.train", train_file and [str(train_file)]),
+        "--dev": ("files.dev", dev and str(dev)),
+        "--test": ("files.test", test and str(test)),
+        "--format": ("data.format", file_format),
+        "--text-column": ("data.text_columns", text_column),
+        "--text-pair-column": ("data.text_pair_column", text_pair_column),
+        "--label-column": ("data.label_column", label_column),
+        "--vectors": ("data.vectors", vectors),
+        "--tokenizer": ("data.tokenizer", tokenizer),
+        "--bad-rows": ("data.bad_rows", bad_rows),
+        "--head": ("model.head", head),
+        "--pair": ("model.pair", pair),
+        "--attention": ("model.attention", attention),
+        "--epochs": ("train.epochs", epochs),
+        "--batch-size": ("train.batch_size", batch_size),
+        "--lr": ("train.lr", lr),
+        "--seed": ("train.seed", seed),
     }
-    for key, value in flags.items():
+    typed = {}
+    for flag, (key, value) in flags.items():
         if value is not None and value != []:
-            _merge(values, _nested(key, None if key == "data.vectors" and value == "none" else value))
+            _merge(values, _nested(key, None if flag == "--vectors" and value == "none" else value))
+            typed[key] = flag
     override(values, settings or [])
-    run_config = from_dict(RunConfig, _task_of_dataset(values), "config" if config is None else str(config))
+    typed |= {key: f"--set {key}" for key in (setting.partition("=")[0].strip() for setting in settings or [])}
+    _choose_dataset(values)
+    try:
+        run_config = from_dict(RunConfig, values, "")
+    except InputError as error:
+        raise InputError(_as_typed(str(error), typed, config)) from error
     reporter = Reporter()
     result = fit(
         run_config,
@@ -253,6 +261,16 @@ def train(
         for split, metrics in result["metrics"].items():
             typer.echo(f"{split}: " + ", ".join(_spell(name, value) for name, value in metrics.items()))
         typer.echo(f"Run: {out}")
+
+
+def _as_typed(message: str, typed: dict[str, str], config: Path | None) -> str:
+    """A message about a setting, by the flag or the file that it came from."""
+    key, _, problem = message.partition(": ")
+    unknown = re.match("unknown setting '(.+?)'", problem)
+    name = f"{key}.{unknown[1]}".removeprefix(".") if unknown else key
+    if name in typed:
+        return f"{typed[name]}: {problem}"
+    return ": ".join(str(part) for part in (config, key, problem) if part)
 
 
 def _spell(name: str, value: float) -> str:
@@ -273,7 +291,7 @@ def _merge(values: dict[str, Any], more: dict[str, Any]) -> None:
             values[key] = value
 
 
-def _task_of_dataset(values: dict[str, Any]) -> dict[str, Any]:
+def _choose_dataset(values: dict[str, Any]) -> None:
     """A data set knows its task; without files and data set the built-in probe is the default."""
     from datransformer.data.datasets import DATASETS
 
@@ -287,7 +305,6 @@ def _task_of_dataset(values: dict[str, Any]) -> dict[str, Any]:
             values["files"] = {**files, "dataset": "probe"}
         if isinstance(name, str) and name in DATASETS:
             values.setdefault("task", DATASETS[name].task)
-    return values
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -500,14 +517,13 @@ def data_list() -> None:
     """List the data sets that train knows by name."""
     from datransformer.data.datasets import DATASETS
 
-    table = Table(title="--dataset NAME --data-dir FOLDER")
-    for heading in ("name", "task", "what it is", "licence", "files"):
-        table.add_column(heading)
-    table.add_row("probe", "sentence", "generated: the label is a matter of distance alone", "none needed", "none")
+    table = Table(
+        "name, task", "what it is, its terms, its files", title="--dataset NAME --data-dir FOLDER", show_lines=True
+    )
+    table.add_row("probe\nsentence", "generated: the label is a matter of distance alone; needs no files")
     for entry in DATASETS.values():
-        table.add_row(
-            entry.name, entry.task, f"{entry.description}\n{entry.homepage}", entry.licence, "\n".join(entry.expects)
-        )
+        facts = (entry.description, f"terms: {entry.licence}", entry.homepage, *entry.expects)
+        table.add_row(f"{entry.name}\n{entry.task}", "\n".join(facts))
     Console().print(table)
 
 

@@ -180,11 +180,15 @@ def from_dict(kind: type[Config], values: Any, where: str) -> Config:
     for key, value in values.items():
         if key not in hints:
             raise InputError(f"{where}: unknown setting {key!r}, expected one of: {', '.join(hints)}")
-        arguments[key] = _convert(hints[key], value, f"{where}.{key}")
+        arguments[key] = _convert(hints[key], value, _below(where, key))
     try:
         return kind(**arguments)
     except (TypeError, ValueError) as error:
-        raise InputError(f"{where}.{error}") from error
+        raise InputError(_below(where, str(error))) from error
+
+
+def _below(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
