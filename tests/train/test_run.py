@@ -1,5 +1,6 @@
 """A run directory: rebuilt from its files alone, and nothing in it is trusted unseen."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from safetensors.torch import load_file
 
 from datransformer.data.batches import TextBatches
@@ -18,6 +20,7 @@ from datransformer.models.config import ModelConfig
 from datransformer.train.checkpoint import save_tensors
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
 from datransformer.train.fit import fit, load_data
+from datransformer.train.progress import Reporter
 from datransformer.train.run import load_run, locked
 
 if TYPE_CHECKING:
@@ -72,6 +75,19 @@ def test_what_the_result_says(bench: "Bench") -> None:
     assert result["versions"]["torch"] == torch.__version__
     assert (result["device"], result["processes"]) == ("cpu", 1)
     assert result["metrics"]["dev"] == bench.dev()[result["best_step"] // 8 - 1]
+
+
+def test_words_that_training_has_not_seen_are_counted_and_said(bench: "Bench") -> None:
+    train = bench.csv("t.csv", [("good film", "a"), ("bad film", "b")] * 5)
+    dev = bench.csv("d.csv", [("good new thing", "a"), ("bad film, yes", "b")])
+    test = bench.csv("e.csv", [("good film", "a")])
+    console = Console(file=io.StringIO(), width=200)
+    config = bench.config(files_train=(train,), files_dev=dev, files_test=test)
+    result = bench.fit(config, reporter=Reporter(console))
+    assert result["unknown_words"] == {"dev": round(4 / 7, 4), "test": 0.0}
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "57% of the words in dev are not in the vocabulary" in said
+    assert "words in test" not in said
 
 
 def flip_a_byte(folder: Path) -> None:

@@ -29,7 +29,7 @@ from datransformer.data.prepare import (
 from datransformer.data.probe import Probe
 from datransformer.data.readers import Columns
 from datransformer.data.store import Ragged
-from datransformer.data.tokenizer import SPECIAL
+from datransformer.data.tokenizer import SPECIAL, UNKNOWN, WordTokenizer
 from datransformer.data.vectors import read_vectors
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
@@ -55,6 +55,7 @@ from datransformer.train.run import (
 from datransformer.train.tasks import RecommendTask, Task, TextTask
 
 Data = TextData | NewsData
+UNKNOWN_HINT = 0.1  # a share of unknown words that is worth a line
 
 
 def fit(
@@ -145,9 +146,17 @@ def _fit(
     if "test" in data.splits:
         with reporter.live():
             metrics["test"] = task.evaluate(model, "test", worker_of(fabric), reporter.stage)
+    unknown = unknown_words(data)
+    for name, share in unknown.items():
+        if share > UNKNOWN_HINT:
+            reporter.say(
+                f"{share:.0%} of the words in {name} are not in the vocabulary, which is that of the training rows; "
+                "more rows, or a --tokenizer that cuts words into pieces, may help"
+            )
     state = outcome.state
     result = {
         "metrics": metrics,
+        "unknown_words": unknown,
         "best_step": state.best_step,
         "steps": state.step,
         "epochs": state.epoch,
@@ -301,7 +310,7 @@ def _read_vectors(config: DataConfig, data: Data, progress: Progress) -> tuple[T
     rows = torch.randn(data.tokenizer.size, found.rows.shape[1]) * spread
     rows[len(SPECIAL) :][found.found] = found.rows[found.found]
     known = np.concatenate(([False] * len(SPECIAL), found.found.numpy()))
-    counts = _count_tokens(data)
+    counts = _count_tokens(data, "train")
     share = counts[known].sum() / max(counts[len(SPECIAL) - 2 :].sum(), 1)
     note = (
         f"{path.name}: {found.rows.shape[1]}-d vectors for {int(found.found.sum()):,} of {len(words):,} words, "
@@ -310,8 +319,16 @@ def _read_vectors(config: DataConfig, data: Data, progress: Progress) -> tuple[T
     return rows, "; ".join([note, *bad_rows.lines()])
 
 
-def _count_tokens(data: Data) -> np.ndarray[Any, np.dtype[np.int64]]:
-    tokens: Ragged = data.splits["train"].tokens if isinstance(data, TextData) else data.splits["train"].titles
+def unknown_words(data: Data) -> dict[str, float]:
+    """Which share of the words of dev and test is not in the vocabulary; a tokenizer of one's own may have no such."""
+    if not isinstance(data.tokenizer, WordTokenizer):
+        return {}
+    counts = {name: _count_tokens(data, name) for name in data.splits if name != "train"}
+    return {name: round(float(count[UNKNOWN] / max(count.sum(), 1)), 4) for name, count in counts.items()}
+
+
+def _count_tokens(data: Data, split: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    tokens: Ragged = data.splits[split].tokens if isinstance(data, TextData) else data.splits[split].titles
     counts = np.zeros(data.tokenizer.size, np.int64)
     for start in range(0, len(tokens.values), 1 << 20):
         counts += np.bincount(tokens.values[start : start + (1 << 20)], minlength=len(counts))
