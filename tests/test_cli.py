@@ -490,6 +490,10 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["train", "--train", "t.csv", "--out", "run", "--vectors", "none.txt"], "none.txt: no such file"),
         (["train", "--train", "t.csv", "--out", "run", "--vectors", "wide.txt"], "wide.txt, row 2"),
         (["train", "--train", "t.csv", "--out", "run", "--vectors", "odd.txt"], "odd.txt, row 2"),
+        (
+            ["train", "--train", "t.csv", "--out", "run", "--vectors", "v.txt", "--set", "model.embed_dim=300"],
+            "model.embed_dim: got 300, but the vectors of v.txt are 2 wide; expected 2, or no such setting",
+        ),
         (["train", "--train", "t.csv", "--out", "run", "--tokenizer", "bad.yaml"], "not a tokenizer.json"),
         (["train", "--train", "t.csv", "--out", "run", "--task", "pair"], "--text-pair-column"),
         (["train", "--train", "t.csv", "--out", "run", "--text-pair-column", "label"], "with --task pair only"),
@@ -526,6 +530,7 @@ def test_a_mistake_is_one_clear_line(
     Path("key.yaml").write_text("optimizer: sgd")
     Path("c.yaml").write_text("train: {epochs: 0}")
     Path("wide.txt").write_text("good 0.1 0.2\nbad 0.1 0.2 0.3\n")
+    Path("v.txt").write_text("good 0.1 0.2\nbad 0.1 0.2\n")
     Path("odd.txt").write_text("good 0.1 0.2\nbad 0.1 x\n")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     device = [] if "--device" in arguments or arguments[0] == "data" else ["--device", "cpu"]

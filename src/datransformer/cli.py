@@ -256,6 +256,7 @@ def train(
         reporter=reporter,
         resume=resume,
         overwrite=overwrite,
+        keep_width="embed_dim" in values.get("model", {}),
     )
     if reporter.enabled:
         for split, metrics in result["metrics"].items():

@@ -67,6 +67,7 @@ def fit(
     reporter: Reporter | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    keep_width: bool = False,
     load: Callable[[RunConfig, Path, Progress], Data] | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
@@ -80,6 +81,7 @@ def fit(
         reporter: Gets told; None: nobody.
         resume: Go on with the run that ``folder`` holds.
         overwrite: Replace the run that ``folder`` holds.
+        keep_width: Refuse word vectors of another width than the model's, which otherwise takes theirs.
         load: Brings the data; None: from the files that ``config`` names.
         on_step: Called with the number of each step that is done.
     """
@@ -87,7 +89,7 @@ def fit(
     _check_folder(folder, config, resume, overwrite)
     fabric = launch(device, config.train.precision, unused_parameters=_has_idle_parameters(config.model))
     with locked(folder) if fabric.is_global_zero else nullcontext():
-        return _fit(config, folder, cache, fabric, reporter, resume, overwrite, load or load_data, on_step)
+        return _fit(config, folder, cache, fabric, reporter, resume, overwrite, keep_width, load or load_data, on_step)
 
 
 def _fit(
@@ -98,6 +100,7 @@ def _fit(
     reporter: Reporter,
     resume: bool,
     overwrite: bool,
+    keep_width: bool,
     load: Callable[[RunConfig, Path, Progress], Data],
     on_step: Callable[[int], None] | None,
 ) -> dict[str, Any]:
@@ -123,6 +126,11 @@ def _fit(
         reporter.say(note)
         if resume and (folder / CONFIG).exists() and load_config(folder).model.embed_dim != vectors.shape[1]:
             raise InputError(f"{config.data.vectors}: {vectors.shape[1]}-d vectors, expected the width of the run")
+        if keep_width and config.model.embed_dim != vectors.shape[1]:
+            raise InputError(
+                f"model.embed_dim: got {config.model.embed_dim}, but the vectors of {config.data.vectors} are "
+                f"{vectors.shape[1]} wide; expected {vectors.shape[1]}, or no such setting"
+            )
         config = replace(config, model=replace(config.model, embed_dim=vectors.shape[1]))
     labels = data.labels if isinstance(data, TextData) else Labels(None)
     classes = len(labels.classes or ())
