@@ -57,14 +57,14 @@ def test_without_dev_some_impressions_are_held_out(tmp_path: Path) -> None:
     train, dev = data.splits["train"].members.tolist(), data.splits["dev"].members.tolist()
     assert sorted(train + dev) == [0, 1, 2, 3]
     assert len(dev) == 1
-    assert "held out 1 of 4 impressions" in data.notes[-1]
+    assert any("held out 1 of 4 impressions" in note for note in data.notes)
 
 
 def test_each_click_meets_news_that_was_not_clicked(tmp_path: Path) -> None:
     train = prepared(tmp_path).splits["train"]
     clicks = ClickBatches(train, negatives=4)
-    assert len(clicks.sizes) == 5
-    batch = clicks.batch(np.arange(5), (0, 0))
+    assert len(clicks.sizes) == 4  # the click on the only candidate of "x" tells nothing
+    batch = clicks.batch(np.arange(4), (0, 0))
     titles = [train.titles[row].tolist() for row in range(6)]
     shown = [
         [
@@ -74,12 +74,21 @@ def test_each_click_meets_news_that_was_not_clicked(tmp_path: Path) -> None:
         for row in batch.inputs["candidates"].tolist()
     ]
     # Titles 0 and 4 are both empty, and index() finds the first: both read as 0 here.
-    assert [row[0] for row in shown] == [3, 1, 0, 1, 2]
-    assert [set(row[1:]) for row in shown] == [{0, 5}, {2}, {5, 0}, {5, 0}, {None}]
+    assert [row[0] for row in shown] == [3, 1, 0, 1]
+    assert [set(row[1:]) for row in shown] == [{0, 5}, {2}, {5, 0}, {5, 0}]
     assert shown[0][1] != shown[0][2]  # none twice before all were drawn
     assert batch.targets is not None
-    assert batch.targets.tolist() == [0] * 5
-    assert batch.rows.tolist() == [1, 2, 3, 3, 4]
+    assert batch.targets.tolist() == [0] * 4
+    assert batch.rows.tolist() == [1, 2, 3, 3]
+
+
+def test_impressions_that_teach_nothing_are_counted(tmp_path: Path) -> None:
+    shown = ["N1-1", "N1-1 N2-1", "N1-0 N2-0", "N1-0 N2-1", "N3-1 N1-0"]
+    folder = write(tmp_path / "train", [(str(number), "N1", news) for number, news in enumerate(shown)])
+    data = prepare_news(folder, folder, None, config=DataConfig(), cache=tmp_path / "cache")
+    note = "left out 3 of 5 training impressions: nothing or everything in them was clicked"
+    assert note in data.notes
+    assert ClickBatches(data.splits["train"], 4).batch(np.arange(2), ()).rows.tolist() == [4, 5]
 
 
 def test_negatives_are_drawn_by_the_key_and_shared_out_alike(tmp_path: Path) -> None:

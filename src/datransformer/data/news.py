@@ -132,6 +132,10 @@ def prepare_news(
         splits["train"] = replace(everything, members=np.sort(order[held:]))
         splits["dev"] = replace(everything, members=np.sort(order[:held]))
         notes.append(f"held out {held:,} of {count:,} impressions for development, seed {config.split_seed}")
+    count = len(splits["train"])
+    idle = count - len(np.unique(find_clicks(splits["train"])[1]))
+    if idle:
+        notes.append(f"left out {idle:,} of {count:,} training impressions: nothing or everything in them was clicked")
     return NewsData(load_tokenizer(folder / "tokenizer.json"), splits, tuple(notes), key)
 
 
@@ -199,6 +203,21 @@ def _rows_of(ids: pa.Array, known: pa.Array) -> npt.NDArray[np.int32]:
     return np.asarray(index.to_numpy(zero_copy_only=False) + np.int32(1))
 
 
+def find_clicks(impressions: Impressions) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """The clicks that can be told from something: their places among all candidates, and their impressions.
+
+    An impression in which everything was clicked, or nothing, has none of them.
+    """
+    if impressions.clicked is None:
+        raise InputError("the impressions do not say what was clicked, so there is nothing to learn from")
+    clicks = np.flatnonzero(impressions.clicked)  # not all candidates: there may be a hundred times as many
+    of = np.searchsorted(impressions.candidates.offsets, clicks, side="right") - 1
+    mine = np.zeros(len(impressions.names), bool)
+    mine[impressions.members] = True
+    mine &= np.bincount(of, minlength=len(mine)) < impressions.candidates.lengths
+    return clicks[mine[of]], of[mine[of]].astype(np.int32)
+
+
 class ClickBatches:
     """Clicks to learn from, each beside news that was shown with it and not clicked (NRMS: four).
 
@@ -208,17 +227,11 @@ class ClickBatches:
     """
 
     def __init__(self, impressions: Impressions, negatives: int) -> None:
-        if impressions.clicked is None:
-            raise InputError("the impressions do not say what was clicked, so there is nothing to learn from")
         self.impressions = impressions
         self.negatives = negatives
-        clicks = np.flatnonzero(impressions.clicked)  # not all candidates: there may be a hundred times as many
-        of = np.searchsorted(impressions.candidates.offsets, clicks, side="right") - 1
-        mine = np.zeros(len(impressions.names), bool)
-        mine[impressions.members] = True
-        self._clicks, self._of = clicks[mine[of]], of[mine[of]].astype(np.int32)
+        self._clicks, self._of = find_clicks(impressions)
         if not len(self._clicks):
-            raise InputError("no impression has a click, so there is nothing to learn from")
+            raise InputError("no impression has a click and a candidate without one: there is nothing to learn from")
         mean_title = max(int(impressions.titles.lengths.mean()), 1)
         read = impressions.history.offsets[self._of + 1] - impressions.history.offsets[self._of]
         self.sizes: Array = ((read + 1 + negatives) * mean_title).astype(np.int32)
@@ -244,12 +257,12 @@ class ClickBatches:
 
 
 def _draw(negatives: Ragged, count: int, key: tuple[int, ...]) -> Array:
-    """``count`` of each row's entries that are not −1, none twice before all were drawn; −1 where there is none."""
+    """``count`` of each row's entries that are not −1, none twice before all were drawn. Each row has some."""
     rows = negatives.padded(-1)
     # An order at random, with the entries that are none last.
     order = (np.random.default_rng(key).random(rows.shape) + (rows < 0)).argsort(1)
     available = (rows >= 0).sum(1, keepdims=True)
-    turn = np.arange(count)[None, :] % np.maximum(available, 1)
+    turn = np.arange(count)[None, :] % available
     return np.take_along_axis(rows, np.take_along_axis(order, turn, 1), 1)
 
 

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from datransformer.data.batches import Batch, BatchSource, TextBatches, plan_batches
 from datransformer.data.encode import Examples
 from datransformer.data.errors import InputError
-from datransformer.data.news import ClickBatches, Impressions, NewsData, impression_batches
+from datransformer.data.news import ClickBatches, Impressions, NewsData, find_clicks, impression_batches
 from datransformer.data.prepare import Progress, TextData, no_progress
-from datransformer.data.store import Ragged
 from datransformer.models.heads import RatingHead
 from datransformer.models.recommender import Recommender
 from datransformer.train.config import RunConfig
@@ -169,10 +168,7 @@ def choose_metric(wanted: str | None, known: tuple[str, ...]) -> str:
 
 def rankable(impressions: Impressions) -> bool:
     """Whether some impression has both a click and a candidate without one."""
-    assert impressions.clicked is not None
-    flags = Ragged(impressions.clicked, impressions.candidates.offsets).take(impressions.members)
-    clicks = np.diff(np.concatenate(([0], np.cumsum(flags.values)))[flags.offsets])
-    return bool(((clicks > 0) & (clicks < flags.lengths)).any())
+    return len(find_clicks(impressions)[0]) > 0
 
 
 def rank_scores(impressions: Impressions, scores: Answers, offsets: npt.NDArray[np.int64]) -> dict[str, float]:
