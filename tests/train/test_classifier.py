@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ def test_save_and_load(fitted: TextClassifier, tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.predict_proba(TEXTS), fitted.predict_proba(TEXTS))
     assert again.get_params()["embed_dim"] == 8
     assert again.score(TEXTS, LABELS) == 1.0
+    assert again.predict(["a good film"]).tolist() == [1]
     with pytest.raises(InputError, match="expected a list of texts"):
         again.predict("good")
     again.save(tmp_path / "copy")
@@ -47,6 +49,26 @@ def test_save_and_load(fitted: TextClassifier, tmp_path: Path) -> None:
     ).read_bytes()
     with pytest.raises(InputError, match="is there already"):
         fitted.save(tmp_path / "run")
+
+
+@pytest.mark.parametrize("labels", [["a", "1"], [1, -2], [True, False], [0.5, -1.0], np.array([3, 4], np.int8)])
+def test_labels_keep_their_types_on_disk(tmp_path: Path, labels: Sequence[object]) -> None:
+    classifier = TextClassifier(**{**TINY, "epochs": 1})  # type: ignore[arg-type]
+    classifier.fit(TEXTS, list(labels) * 30).save(tmp_path / "run")
+    again = TextClassifier.load(tmp_path / "run")
+    again.save(tmp_path / "copy")
+    for loaded in (again, TextClassifier.load(tmp_path / "copy")):
+        assert set(loaded.classes_.tolist()) == set(np.asarray(labels).tolist())
+        assert [type(label) for label in loaded.classes_] == [type(label) for label in classifier.classes_]
+        assert loaded.score(TEXTS, list(labels) * 30) == classifier.score(TEXTS, list(labels) * 30)
+    values = tmp_path / "run" / "vocab" / "values.json"
+    values.write_text("[0, 1]")
+    with pytest.raises(InputError, match=r"values\.json: expected a list of the labels '"):
+        TextClassifier.load(tmp_path / "run")
+    values.unlink()  # as the command line leaves it: names alone
+    names = TextClassifier.load(tmp_path / "run")
+    assert set(names.classes_.tolist()) == {str(label) for label in np.asarray(labels).tolist()}
+    assert names.score(TEXTS, list(labels) * 30) == classifier.score(TEXTS, list(labels) * 30)
 
 
 def test_the_same_seed_gives_the_same_model() -> None:

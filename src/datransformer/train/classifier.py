@@ -1,5 +1,6 @@
 """The interface that scikit-learn users know: fit, predict, predict_proba, score, save, load."""
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ _GROUPS = {"attention": "model", "embed_dim": "model", "layers": "model", "heads
            "dropout": "model", "epochs": "train", "batch_size": "train", "lr": "train", "seed": "train",
            "vectors": "data"}  # fmt: skip
 
+VALUES = "vocab/values.json"  # the classes with their types; labels.json has their names
 Texts = Sequence[Any] | npt.NDArray[Any]
 
 
@@ -105,7 +107,12 @@ class TextClassifier:
             self._files = {
                 str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
             }
-            self._take(load_run(folder), {str(label): label for label in _values(labels)})
+            run, originals = load_run(folder), {str(label): label for label in _values(labels)}
+        assert run.labels.classes is not None
+        classes = [originals[name] for name in run.labels.classes]
+        if all(isinstance(label, str | int | float) for label in classes):  # and bool, which is an int
+            self._files[VALUES] = json.dumps(classes).encode()
+        self._take(run, classes)
         return self
 
     def predict(self, texts: Texts) -> npt.NDArray[Any]:
@@ -125,8 +132,9 @@ class TextClassifier:
 
     def score(self, texts: Texts, labels: Texts) -> float:
         """The share of texts that get their label."""
-        wanted = [str(label) for label in _values(labels)]  # a run keeps the names of its labels, not their type
-        return float(np.mean([str(label) == name for label, name in zip(self.predict(texts), wanted, strict=True)]))
+        pairs = zip(self.predict(texts).tolist(), _values(labels), strict=True)
+        # A run of the command line has the names of its labels alone.
+        return float(np.mean([given == label or str(given) == str(label) for given, label in pairs]))
 
     def save(self, folder: str | Path) -> None:
         """Write a run directory, which the command line reads too."""
@@ -153,11 +161,12 @@ class TextClassifier:
             "result.json",
             "vocab/tokenizer.json",
             "vocab/labels.json",
+            VALUES,
         )
         classifier._files = {
             name: (Path(folder) / name).read_bytes() for name in names if (Path(folder) / name).exists()
         }
-        classifier._take(run, {})
+        classifier._take(run, _read_values(Path(folder), run.labels.classes))
         return classifier
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -194,15 +203,27 @@ class TextClassifier:
             raise InputError("settings: a TextClassifier finds classes of sentences; other tasks have the command line")
         return config
 
-    def _take(self, run: Run, originals: dict[str, Any]) -> None:
-        assert run.labels.classes is not None
+    def _take(self, run: Run, classes: Sequence[Any]) -> None:
         self.run_ = run
-        self.classes_ = np.array([originals.get(name, name) for name in run.labels.classes])
+        self.classes_ = np.array(classes)
 
     def _fitted(self) -> Run:
         if not hasattr(self, "run_"):
             raise InputError("this TextClassifier is not fitted yet; call fit, or TextClassifier.load")
         return self.run_
+
+
+def _read_values(folder: Path, names: Sequence[str]) -> Sequence[Any]:
+    """The labels as they were given to `TextClassifier.fit`, or their names, if that is all there is."""
+    if not (folder / VALUES).is_file():
+        return names
+    try:
+        values = json.loads((folder / VALUES).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{folder / VALUES}: cannot be read ({error})") from error
+    if not isinstance(values, list) or [str(value) for value in values] != list(names):
+        raise InputError(f"{folder / VALUES}: expected a list of the labels {', '.join(map(repr, names))}")
+    return values
 
 
 def _values(labels: Texts) -> list[Any]:
