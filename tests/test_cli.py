@@ -371,6 +371,20 @@ def test_help_reads_like_a_page_of_the_manual(call: Call) -> None:
     assert call("--version").out.strip() == __version__
 
 
+def test_help_does_not_wait_for_the_heavy_libraries() -> None:
+    code = """
+import sys
+from datransformer import cli
+sys.argv = ["datransformer", "train", "--help"]
+try:
+    cli.main()
+except SystemExit:
+    sys.exit(", ".join({"torch", "lightning_fabric", "pyarrow", "matplotlib", "numpy"} & set(sys.modules)) or 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (0, "")
+
+
 GOOD = "text,label\n" + "good,a\nbad,b\n" * 5
 
 

@@ -49,7 +49,7 @@ app.add_typer(bench_app, name="bench")
 
 def main() -> None:
     """Run a command; what the user can mend is one line, not a traceback."""
-    from datransformer.train.loop import Interrupted, TrainingError
+    from datransformer.train.errors import Interrupted, TrainingError
     from datransformer.train.progress import printable
 
     try:

@@ -12,7 +12,7 @@ from datransformer.data.probe import KINDS, Probe
 from datransformer.experiments.demo import ATTENTIONS, LABELS, DemoRow, read_curve, run_demo
 from datransformer.nn.mixers import MIXERS
 from datransformer.report.page import write_demo
-from datransformer.train.loop import Interrupted
+from datransformer.train.errors import Interrupted
 from datransformer.train.progress import Reporter
 from datransformer.train.run import load_run
 

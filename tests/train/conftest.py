@@ -24,7 +24,7 @@ import torch
 from datransformer.train import checkpoint
 from datransformer.train.config import RunConfig, from_dict, read_yaml
 from datransformer.train.fit import fit
-from datransformer.train.loop import Interrupted
+from datransformer.train.errors import Interrupted
 from datransformer.train.progress import Reporter
 
 torch.set_num_threads(1)

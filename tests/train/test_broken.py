@@ -12,7 +12,8 @@ from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.train import fit as fit_module
 from datransformer.train.checkpoint import load_tensors
-from datransformer.train.loop import TrainingError, first_broken_layer
+from datransformer.train.errors import TrainingError
+from datransformer.train.loop import first_broken_layer
 
 if TYPE_CHECKING:
     from tests.train.conftest import Bench

@@ -11,7 +11,7 @@ import pytest
 from datransformer.data.errors import InputError
 from datransformer.train import fit as fit_module
 from datransformer.train.config import RunConfig
-from datransformer.train.loop import Interrupted
+from datransformer.train.errors import Interrupted
 
 if TYPE_CHECKING:
     from tests.train.conftest import Bench

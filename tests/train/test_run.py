@@ -165,7 +165,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "labels missing": (remove("vocab/labels.json"), "vocab/labels.json: no such file, expected a part of the run"),
     "labels cut": (cut("vocab/labels.json"), f"vocab/labels.json: {CHANGED}"),
     "labels of numbers": (change_labels, "vocab/labels.json: classes: got [1, 2], expected a list of names, or null"),
-    "unfinished": (remove("result.json"), "run: has no result.json: training has not ended; go on with train --resume"),
+    "unfinished": (remove("result.json"), "run: has no result.json: training has not ended; datransformer train --res"),
     "result cut": (cut("result.json"), "result.json: not JSON ("),
     "result a list": (write("result.json", "[]"), "result.json: got list, expected an object"),
     "result without hashes": (write("result.json", "{}"), f"config.yaml: {CHANGED}"),

@@ -27,8 +27,8 @@ from datransformer.nn.mixers import MIXERS
 from datransformer.ops.checks import check_choice, check_positive_int
 from datransformer.ops.mapping import distance_coefficients
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
+from datransformer.train.errors import Interrupted
 from datransformer.train.fit import fit
-from datransformer.train.loop import Interrupted
 from datransformer.train.progress import Reporter
 from datransformer.train.run import METRICS, Run, load_run, read_json, versions
 

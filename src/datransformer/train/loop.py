@@ -23,6 +23,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
+from datransformer.train.errors import Interrupted, TrainingError
 from datransformer.train.graphs import GraphedStep
 from datransformer.train.launch import worker_of
 from datransformer.train.progress import Reporter
@@ -30,14 +31,6 @@ from datransformer.train.run import BOARD, CHECKPOINTS, METRICS, WEIGHTS
 from datransformer.train.tasks import LOWER_IS_BETTER, Task
 
 Plan = list[npt.NDArray[np.int64]]
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on. The message says at which step, in which batch and layer."""
-
-
-class Interrupted(Exception):  # noqa: N818, it is no error
-    """Someone asked the run to stop, and it did, after writing a checkpoint."""
 
 
 @dataclass

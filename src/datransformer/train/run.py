@@ -126,7 +126,10 @@ def load_run(folder: Path) -> Run:
     """Rebuild a trained model from its directory alone, checking every file that it reads."""
     config = load_config(folder)
     if not (folder / RESULT).is_file():
-        raise InputError(f"{folder}: has no {RESULT}: training has not ended; go on with train --resume --out {folder}")
+        raise InputError(
+            f"{folder}: has no {RESULT}: training has not ended; "
+            f"datransformer train --resume --out {folder} goes on with it"
+        )
     result = read_json(folder / RESULT)
     files = result.get("files")
     for name in HASHED:
