@@ -151,7 +151,9 @@ def distance_aware_attention(
         return_weights: Also return what the values were multiplied with, ``[batch, heads, query_length, key_length]``.
             After dropout, and in the late methods, the weights of a query do not sum to one.
         backend: ``"auto"``, or a key of `BACKENDS`, which then raises where it cannot run the call. ``"fused"`` needs a
-            CUDA device, Triton, the default mapping and adjusting method, and neither attn_mask nor the weights.
+            CUDA device and Triton, ``"blocked"`` a CPU, fp32 and the extension built; both need the default mapping and
+            adjusting method, and neither attn_mask nor the weights. What dropout drops follows torch's generator, but
+            differs between backends.
 
     Returns:
         ``[batch, heads, query_length, value_dim]``, or that and the weights. A query with no visible key gets zeros.
