@@ -114,6 +114,22 @@ def test_no_second_derivative(budget: "Budget") -> None:
         gradient.sum().backward()
 
 
+def test_second_derivatives_where_it_was_not_asked_for_by_name(budget: "Budget") -> None:
+    inputs, _ = budget.make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
+    call: dict[str, Any] = {"key_padding_mask": None, "causal": True, "scale": 0.25}
+    reference: Any = distance_aware_attention
+    found = []
+    for attend in (
+        lambda *leaves: fused.attention(*leaves, **call, strict=False)[0],
+        lambda *leaves: reference(*leaves, **call, backend="reference"),
+    ):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        first = torch.autograd.grad(attend(*leaves).square().sum(), leaves, create_graph=True)
+        penalty = torch.stack([gradient.square().sum() for gradient in first]).sum()
+        found.append([*first, *torch.autograd.grad(penalty, leaves)])
+    torch.testing.assert_close(found[0], found[1])
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mapping": "clip"}, "mapping 'clip' with adjust 'early_multiply' is not fused"),
     ({"adjust": "late_add"}, "mapping 'learnable_sigmoid' with adjust 'late_add' is not fused"),
