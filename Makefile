@@ -32,7 +32,7 @@ clean:
 	rm -rf $(VENV) demo build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # PIP_CONSTRAINT, unlike --constraint, also pins what pip fetches to build the package.
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/datransformer/ops/blocked_*)
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/datransformer/ops/blocked_*.cpp src/datransformer/ops/blocked_*.h)
 	@echo "Setting up $(VENV); the first time this takes a minute or two."
 	$(PYTHON) -m venv $(VENV)
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
