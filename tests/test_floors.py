@@ -65,7 +65,7 @@ def test_the_walk_sees_a_wrong_import(module: str, code: str) -> None:
     assert wrong_imports(code, module) != []
 
 
-STANDARD = {"collections", "contextlib", "ctypes", "importlib", "math", "numbers", "types", "typing"}
+STANDARD = {"collections", "contextlib", "ctypes", "dataclasses", "importlib", "math", "numbers", "types", "typing"}
 
 
 def test_ops_import_torch_only() -> None:

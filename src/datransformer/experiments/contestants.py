@@ -232,10 +232,7 @@ FLEX_BACKWARD = (
 )
 
 CONTESTANTS: dict[str, Contestant] = {
-    # "auto" takes the first that can: with the reference in front, always the reference.
-    "auto": Contestant(
-        "ours, auto", distance_aware("auto"), ours=True, distance=True, quadratic=next(iter(BACKENDS)) == "reference"
-    ),
+    "auto": Contestant("ours, auto", distance_aware("auto"), ours=True, distance=True),
     **{
         name: Contestant(f"ours, {name}", distance_aware(name), ours=True, distance=True)
         for name in BACKENDS
