@@ -1,5 +1,6 @@
 """The command line: verbs, thin."""
 
+import ctypes
 import io
 import itertools
 import json
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,7 @@ def main() -> None:
     from datransformer.train.errors import Interrupted, TrainingError
     from datransformer.train.progress import printable
 
+    _keep_freed_memory()
     try:
         with _first_speaks_first():
             app()
@@ -67,6 +69,18 @@ def main() -> None:
         # The reader of our output has seen enough, which click takes for a failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep what is freed, or tensors of some MiB are mapped and zeroed by the system again in every step.
+
+    It is for the whole process, so the command line does it, whose process it is, and the library does not.
+    """
+    trim_threshold, map_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+    with suppress(OSError, AttributeError, TypeError):  # another system, another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(map_threshold, 32 << 20)  # the most it allows
+        mallopt(trim_threshold, 2**31 - 1)
 
 
 @contextmanager

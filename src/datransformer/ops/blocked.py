@@ -101,12 +101,12 @@ def reason_against(
         return "a tensor is empty"
     if torch.compiler.is_exporting():
         return "an exported program holds plain operators only"
-    if not torch.compiler.is_compiling() and _transformed():
+    if not torch.compiler.is_compiling() and is_transformed():
         return "torch.func and forward-mode derivatives see plain operators only"
     return None
 
 
-def _transformed() -> bool:
+def is_transformed() -> bool:
     """Whether the call is inside of vmap, grad, jvp and the like, or of a level of forward-mode derivatives."""
     level: int = torch.autograd.forward_ad._current_level
     return level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
@@ -316,6 +316,11 @@ def dropout_mask(seed: Tensor, dropout_p: float, shape: tuple[int, int, int, int
     return kept.view(shape)
 
 
+def draw_seed() -> Tensor:
+    """One number from torch's generator: `torch.manual_seed` and a restored generator give the same again."""
+    return torch.randint(-(2**63), 2**63 - 1, (1,), device="cpu")
+
+
 def attention(
     query: Tensor,
     key: Tensor,
@@ -335,8 +340,7 @@ def attention(
 
     ``far_tolerance`` is how much a far pair's coefficient may differ from 0; 0 turns the shortcut off, as dropout does.
     """
-    # Drawn from torch's generator: torch.manual_seed and a restored generator give the same mask again.
-    seed = torch.randint(-(2**63), 2**63 - 1, (1,), device="cpu") if dropout_p > 0 else None
+    seed = draw_seed() if dropout_p > 0 else None
     output, _ = blocked_attention(
         query,
         key,

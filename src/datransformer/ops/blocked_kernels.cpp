@@ -117,19 +117,24 @@ alignas(64) const int32_t BITS_OF_KEY[32] = {0, 0, 0, 0, 0, 0, 0, 0, 16, 16, 16,
 #pragma GCC pop_options
 #endif
 
-typedef void (*RunItem)(const Call &, long, Scratch &);
+struct Loops {
+    void (*forward_item)(const Call &, long, Scratch &);
+    void (*backward_item)(const Call &, long, Scratch &);
+    void (*drop_row)(float *, const float *, long, uint64_t, uint32_t, float);
+};
 
-RunItem chosen(bool forward) {
+Loops chosen() {
 #ifdef HAS_WIDER
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl"))
-        return forward ? avx512::forward_item : avx512::backward_item;
+        return {avx512::forward_item, avx512::backward_item, avx512::drop_row};
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-        return forward ? avx2::forward_item : avx2::backward_item;
+        return {avx2::forward_item, avx2::backward_item, avx2::drop_row};
 #endif
-    return forward ? baseline::forward_item : baseline::backward_item;
+    return {baseline::forward_item, baseline::backward_item, baseline::drop_row};
 }
 
+const long DROPOUT_ROW = 4096;
 const long MARGIN = 128; // more than a tile reaches past the last query and the last key
 
 // f(d) = (1 + e^v) · sigmoid(w·d − v) of one head, and its slopes: by w it is (1 + e^v) · s · (1 − s) · d, by v it is
@@ -209,7 +214,8 @@ size_t scratch_size(const Call &call, bool backward) {
 }
 
 bool run_items(Call &call, bool backward) {
-    const RunItem run = chosen(!backward);
+    const Loops loops = chosen();
+    const auto run = backward ? loops.backward_item : loops.forward_item;
     const long items = call.batch * call.heads * call.parts;
     const size_t size = scratch_size(call, backward);
     const long threads = call.threads < items ? call.threads : items;
@@ -284,5 +290,18 @@ __attribute__((visibility("default"))) int blocked_backward(Call *given) {
     }
     free(memory);
     return !done;
+}
+
+// out = in / (1 − probability) where dropout keeps it, 0 elsewhere; the probability is threshold / 65536.
+__attribute__((visibility("default"))) void blocked_dropout(float *out, const float *in, int64_t count, uint64_t seed,
+                                                            uint32_t threshold, int64_t threads) {
+    const auto drop_row = chosen().drop_row;
+    const float factor = (float)(65536.0 / (65536 - threshold));
+    const long rows = (count + DROPOUT_ROW - 1) / DROPOUT_ROW;
+#pragma omp parallel for num_threads(threads) if (rows > 8)
+    for (long row = 0; row < rows; row++) {
+        const long start = row * DROPOUT_ROW, length = count - start < DROPOUT_ROW ? count - start : DROPOUT_ROW;
+        drop_row(out + start, in + start, length, mixed(seed + 0x9E3779B97F4A7C15ull * (row + 1)), threshold, factor);
+    }
 }
 }

@@ -781,6 +781,21 @@ static void backward_item(const Call &call, long number, Scratch &scratch) {
     call.shares_of_numbers[2 * number + 1] = shift_total;
 }
 
+// out = in · factor where dropout keeps it, 0 elsewhere; one row of a tensor cut into rows of DROPOUT_ROW.
+static void drop_row(float *out, const float *in, long count, uint64_t row_key, uint32_t threshold, float factor) {
+    for (long k = 0; k < count; k += PANEL) {
+        Ints kept[2];
+        draw(kept, {threshold, k}, row_key);
+        alignas(64) float piece[PANEL];
+        const bool whole = k + PANEL <= count;
+        if (!whole) memcpy(piece, in + k, sizeof(float) * (count - k));
+        const float *from = whole ? in + k : piece;
+        float *to = whole ? out + k : piece;
+        for (long c = 0; c < 2; c++) store(to + c * W, keep(load(from + c * W) * splat(factor), kept[c]));
+        if (!whole) memcpy(out + k, piece, sizeof(float) * (count - k));
+    }
+}
+
 #undef INLINE
 
 } // namespace ISA
