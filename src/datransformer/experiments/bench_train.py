@@ -77,7 +77,7 @@ class Sizes:
     rows: int = 20_000
     warm_up: int = 5
     steps: int = 20
-    turns: int = 5
+    turns: int = 9
     encoded: int = 200_000
     growth: tuple[int, ...] = (10_000, 100_000, 1_000_000)
 
