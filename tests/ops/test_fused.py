@@ -131,8 +131,8 @@ def test_second_derivatives_where_it_was_not_asked_for_by_name(budget: "Budget")
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"mapping": "clip"}, "mapping 'clip' with adjust 'early_multiply' is not fused"),
-    ({"adjust": "late_add"}, "mapping 'learnable_sigmoid' with adjust 'late_add' is not fused"),
+    ({"mapping": "clip"}, "mapping 'clip' with adjust 'early_multiply' has no kernel"),
+    ({"adjust": "late_add"}, "mapping 'learnable_sigmoid' with adjust 'late_add' has no kernel"),
     ({"return_weights": True}, "return_weights asks for the weights, which are never formed"),
     ({"attn_mask": torch.zeros(5, 5)}, "attn_mask is given"),
     ({"value": torch.zeros(1, 1, 5, 9)}, "value_dim is 9, not head_dim, 8"),

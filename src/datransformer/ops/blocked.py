@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datransformer.ops.fast_paths import common_reason_against
 from datransformer.ops.second_order import differentiable_gradients
 
 # A far pair's coefficient may differ from 0 by this much. Its attention weight is then off by a factor of at most
 # exp(tolerance · |q·k| · scale).
 FAR_TOLERANCE = 1e-7
-
-MAX_HEAD_DIM = 256
 
 LEVELS = 1 << 16  # dropout's probability is rounded to a multiple of 1 / LEVELS
 
@@ -85,31 +84,9 @@ def reason_against(
         return f"query is on {query.device.type}, not on the CPU"
     if query.dtype != torch.float32:
         return f"dtype is {query.dtype}, not torch.float32"
-    if (mapping, adjust) != ("learnable_sigmoid", "early_multiply"):
-        return (
-            f"mapping {mapping!r} with adjust {adjust!r} is not blocked, only 'learnable_sigmoid' with 'early_multiply'"
-        )
-    if return_weights:
-        return "return_weights asks for the weights, which are never formed"
-    if attn_mask is not None:
-        return "attn_mask is given"
-    if query.shape[-1] > MAX_HEAD_DIM:
-        return f"head_dim is {query.shape[-1]}, more than {MAX_HEAD_DIM}"
-    if value.shape[-1] != query.shape[-1]:
-        return f"value_dim is {value.shape[-1]}, not head_dim, {query.shape[-1]}"
-    if query.numel() == 0 or value.numel() == 0:
-        return "a tensor is empty"
-    if torch.compiler.is_exporting():
-        return "an exported program holds plain operators only"
-    if not torch.compiler.is_compiling() and is_transformed():
-        return "torch.func and forward-mode derivatives see plain operators only"
-    return None
-
-
-def is_transformed() -> bool:
-    """Whether the call is inside of vmap, grad, jvp and the like, or of a level of forward-mode derivatives."""
-    level: int = torch.autograd.forward_ad._current_level
-    return level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return common_reason_against(
+        query, value, mapping=mapping, adjust=adjust, attn_mask=attn_mask, return_weights=return_weights
+    )
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from datransformer.ops import blocked
+from datransformer.ops.fast_paths import is_transformed
 
 
 def can_drop(inputs: Tensor) -> bool:
@@ -21,7 +22,7 @@ def can_drop(inputs: Tensor) -> bool:
         and inputs.dtype == torch.float32
         and inputs.numel() > 0
         and not torch.compiler.is_compiling()
-        and not blocked.is_transformed()
+        and not is_transformed()
     )
 
 

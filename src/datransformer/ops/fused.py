@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from datransformer.ops.fast_paths import common_reason_against
 from datransformer.ops.second_order import differentiable_gradients
 
 # A far pair's coefficient may differ from its limit by this much. Its attention weight is then off by a factor of at
 # most exp(tolerance · |q·k| · scale).
 FAR_TOLERANCE = {torch.float32: 1e-7, torch.bfloat16: 1e-5, torch.float16: 1e-5}
-
-MAX_HEAD_DIM = 256
 
 # Up to this length a sequence is one tile, if that is no larger than so many bytes: more does not fit in registers.
 SHORT_LENGTH, SHORT_BYTES = 128, 8192
@@ -62,22 +61,13 @@ def reason_against(
         return "triton is not installed"
     if query.device.type not in DEVICES:
         return f"query is on {query.device.type}, not on a CUDA device"
-    if (mapping, adjust) != ("learnable_sigmoid", "early_multiply"):
-        return (
-            f"mapping {mapping!r} with adjust {adjust!r} is not fused, only 'learnable_sigmoid' with 'early_multiply'"
-        )
-    if return_weights:
-        return "return_weights asks for the weights, which are never formed"
-    if attn_mask is not None:
-        return "attn_mask is given"
     if query.dtype not in FAR_TOLERANCE:
         return f"dtype is {query.dtype}"
-    if query.shape[-1] > MAX_HEAD_DIM:
-        return f"head_dim is {query.shape[-1]}, more than {MAX_HEAD_DIM}"
-    if value.shape[-1] != query.shape[-1]:
-        return f"value_dim is {value.shape[-1]}, not head_dim, {query.shape[-1]}"
-    if query.numel() == 0 or value.numel() == 0:
-        return "a tensor is empty"
+    reason = common_reason_against(
+        query, value, mapping=mapping, adjust=adjust, attn_mask=attn_mask, return_weights=return_weights
+    )
+    if reason is not None:
+        return reason
     if max(tensor.shape[2] * tensor.stride(2) for tensor in (query, value)) >= 2**31:
         return "a head spans 2**31 elements or more"
     lengths = (query.shape[2], value.shape[2])
