@@ -639,3 +639,9 @@ def test_the_data_sets_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -
         for text in (entry.homepage, entry.licence, *entry.expects):
             assert text in done.out
     assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_resume_of_nothing_trains_nothing(call: Call, tmp_path: Path) -> None:
+    done = call("train", "--resume", "--out", tmp_path / "typo", "--device", "cpu")
+    assert "typo: there is no run to resume; expected its folder, or the settings to start it with" in done.error
+    assert not (tmp_path / "typo").exists()

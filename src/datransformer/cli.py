@@ -256,6 +256,8 @@ def train(
             typed[key] = flag
     override(values, settings or [])
     typed |= {key: f"--set {key}" for key in (setting.partition("=")[0].strip() for setting in settings or [])}
+    if resume and not values:
+        raise InputError(f"{out}: there is no run to resume; expected its folder, or the settings to start it with")
     _choose_dataset(values)
     try:
         run_config = from_dict(RunConfig, values, "")

@@ -546,6 +546,7 @@ def attention_text(result: Mapping[str, Any]) -> str:
 
 LEGEND = (
     "÷ is time or memory beside SDPA: on CUDA its flash kernel, in fp32 and with padding its efficient one.\n"
+    "It is the median of the ratios of all turns, which other work on the machine disturbs less than the times.\n"
     "TFLOP/s count the operations of plain attention: a shortcut shows as a higher figure.\n"
     "Memory is the peak of forward and backward beyond the inputs."
 )
