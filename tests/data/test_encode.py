@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +199,16 @@ def test_a_file_is_not_written_into_a_folder_that_is_not_there(tmp_path: Path) -
     with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "none" / "file") as temporary:
         temporary.write_text("x")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_regular_file_is_not_replaced_and_a_link_is_followed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"), atomic_path(tmp_path / "pipe"):
+        pass
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with atomic_path(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"

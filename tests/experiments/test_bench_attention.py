@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -448,9 +449,11 @@ def command(
         (["--shape", "8x16x0x4"], "--shape: got '8x16x0x4'"),
         (["--shape", "1x2x3x4", "--shape", "1x2x3x-4"], "--shape: got '1x2x3x-4'"),
         (["--device", "tpu"], "--device: got 'tpu', expected one of: auto, cpu, cuda"),
-        (["--threads", "0"], "--threads: got 0, expected at least 1"),
+        (["--threads", "0"], "--threads: got 0, expected 1 to 1024"),
         (["--plot", "figure.doc"], "--plot: got figure.doc, expected a name that ends in .pdf, .png, .svg"),
         (["--out", "{folder}"], "which is a folder; expected a file"),
+        (["--out", "{folder}/pipe"], "which is not a regular file; expected one"),
+        (["--threads", "99999999"], "--threads: got 99999999, expected 1 to 1024"),
         (["--out", "{folder}/file/result.json"], "result.json cannot be written"),
         (["--plot", "{folder}/file/figure.png"], "figure.png cannot be written"),
     ],
@@ -467,13 +470,14 @@ def test_bad_arguments_are_one_line(
 
     monkeypatch.setattr(attention, "measure_case", never)
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
     status, out, err = command("--device", "cpu", *(word.format(folder=tmp_path) for word in arguments))
     assert status == 2
     assert out == ""
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
     assert message in err
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -432,3 +432,40 @@ def test_what_cannot_be_loaded_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     if blocked.KERNELS is not None:
         monkeypatch.setattr(ctypes, "CDLL", fail)
         assert blocked._load() == (None, "its kernels cannot be loaded: undefined symbol: GOMP_parallel")
+
+
+@needs_kernels
+def test_rows_that_overlap() -> None:
+    """Strides that tie: memory in the same layout would not have contiguous rows."""
+    rows = torch.randn(1, 1, 19).unfold(-1, 16, 1)  # [1, 1, 4, 16], strides 19, 19, 1, 1
+    numbers = torch.tensor([-0.1]), torch.tensor([1.0])
+    results = []
+    for backend in ("blocked", "reference"):
+        leaf = rows.detach().requires_grad_()
+        output = distance_aware_attention(leaf, leaf, leaf, *numbers, backend=backend)
+        results.append((output, *torch.autograd.grad(output.square().sum(), leaf)))
+    torch.testing.assert_close(results[0], results[1])
+
+
+@needs_kernels
+@pytest.mark.parametrize(("size", "weight", "shift"), [(1e5, 0.1, 0.0), (1.0, 100.0, 20.0), (1.0, 100.0, 30.0)])
+def test_scores_of_any_size(size: float, weight: float, shift: float) -> None:
+    """One key has all the weight then, and no gradient goes through the softmax."""
+    inputs = [torch.randn(1, 2, 13, 8) * size, torch.randn(1, 2, 13, 8) * size, torch.randn(1, 2, 13, 8)]
+    numbers = [torch.full((2,), weight), torch.full((2,), shift)]
+    results = []
+    for backend in ("blocked", "reference"):
+        leaves = [tensor.clone().requires_grad_() for tensor in (*inputs, *numbers)]
+        output = distance_aware_attention(*leaves, backend=backend)
+        results.append([output, *torch.autograd.grad(output.sum(), leaves)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@needs_kernels
+def test_second_derivative_where_nearly_all_is_dropped() -> None:
+    leaves = [torch.randn(1, 1, 5, 4, requires_grad=True) for _ in range(3)]
+    numbers = torch.zeros(1), torch.zeros(1)
+    output = distance_aware_attention(leaves[0], leaves[1], leaves[2], *numbers, dropout_p=0.999999)
+    (first,) = torch.autograd.grad(output.sum(), leaves[2], create_graph=True)
+    assert first.isfinite().all()

@@ -94,8 +94,12 @@ def test_other_variants_and_empty_calls() -> None:
     torch.testing.assert_close(late[4:], alone[0].transpose(0, 1))
     nothing = attend(*make_inputs([0, 0], [0, 0]), pack([0, 0]))
     assert nothing.shape == (0, HEADS, HEAD_DIM)
-    unseen = attend(*make_inputs([2, 1], [0, 0]), pack([2, 1]), pack([0, 0]))
+    leaves = [tensor.requires_grad_() for tensor in make_inputs([2, 1], [0, 0])]
+    unseen = attend(*leaves, pack([2, 1]), pack([0, 0]))
     assert (unseen == 0).all()
+    assert all((gradient == 0).all() for gradient in torch.autograd.grad(unseen.sum(), leaves))
+    with pytest.raises(ValueError, match=r"^mapping: got 'zzz'"):
+        attend(*make_inputs([0], [0]), pack([0]), mapping="zzz")
 
 
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -110,6 +114,9 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"max_seqlen_q": -1}, ValueError, "max_seqlen_q: got -1, expected an int of at least 0"),
     ({"query": torch.randn(1, 10, HEADS, HEAD_DIM)}, ValueError, "query: got shape .*, expected .total, heads"),
     ({"value": torch.randn(10, HEADS + 1, HEAD_DIM)}, ValueError, "value: got shape"),
+    ({"max_seqlen_k": -1}, ValueError, "max_seqlen_k: got -1, expected an int of at least 0"),
+    ({"backend": "magic"}, ValueError, "backend: got 'magic', expected one of 'auto'"),
+    ({"distance_weight": torch.zeros(2)}, ValueError, "distance_weight: got shape"),
     ({"dropout_p": 1.0}, ValueError, "dropout_p: got 1.0"),
     ({"scale": -1.0}, ValueError, "scale: got -1.0"),
     ({"mapping": "clip", "backend": "fused"}, ValueError, "backend: got 'fused', which cannot run this call"),

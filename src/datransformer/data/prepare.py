@@ -404,7 +404,7 @@ def _claim(folder: Path, *, alone: bool) -> Iterator[bool]:
     if fcntl is None:  # not a POSIX system
         yield False
         return
-    handle, free = os.open(folder, os.O_RDONLY), False
+    handle, free = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW), False
     try:
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_NB | (fcntl.LOCK_EX if alone else fcntl.LOCK_SH))

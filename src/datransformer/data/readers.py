@@ -84,10 +84,18 @@ class Block:
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The rows one by one: their numbers and values."""
-        values = (array.to_pylist() for array in self.columns.values())
+        values = (_plain(array) for array in self.columns.values())
         for row, *cells in zip(self.rows.tolist(), *values, strict=True):
             present = (None if cell != cell else cell for cell in cells)  # NaN is a missing number
             yield row, dict(zip(self.columns, present, strict=True))
+
+
+def _plain(array: pa.Array) -> list[Any]:
+    """Values of Python's; text, where it has none, as for a nanosecond or the year 10,000."""
+    try:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError):
+        return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
 
 
 class Sieve:

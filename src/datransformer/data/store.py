@@ -1,6 +1,7 @@
 """Columns of unequal length on disk: written as a stream, read by memory map, never whole in memory."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -146,6 +147,9 @@ def open_store(path: Path) -> tuple[dict[str, Array | Ragged], dict[str, str]]:
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary name beside ``path``, which it replaces, safe on disk, when the block ends well, and goes if not."""
+    path = path.resolve()  # behind a link is the file that is meant
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file, which could be replaced", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield temporary

@@ -8,6 +8,7 @@ head_dim forward and 3.5 times that with backward, masks not deducted: a shortcu
 
 import itertools
 import json
+import os
 import platform
 import statistics
 import sys
@@ -39,6 +40,7 @@ from datransformer.version import __version__
 DEVICES = ("auto", "cpu", "cuda")
 DEFAULT_DTYPE = {"cpu": "fp32", "cuda": "bf16"}
 THREADS = 2
+MOST_THREADS = 1024
 SQUARES = 8  # length² matrices of fp32 that the reference has at once in a backward pass, rounded up
 
 
@@ -300,8 +302,8 @@ def bench_attention(
         raise InputError(f"--device: got {device!r}, expected one of: {', '.join(DEVICES)}")
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device: got 'cuda', but torch finds no CUDA device; expected auto or cpu")
-    if threads < 1:
-        raise InputError(f"--threads: got {threads}, expected at least 1")
+    if not 1 <= threads <= MOST_THREADS:
+        raise InputError(f"--threads: got {threads}, expected 1 to {MOST_THREADS}")
     place = torch.device(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     given = tuple(Case(parse_shape(shape), DEFAULT_DTYPE[place.type], full=True) for shape in shapes)
     if out is not None:
@@ -356,6 +358,8 @@ def check_writable(option: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise InputError(f"{option}: got {path}, which is a folder; expected a file")
+        if path.exists() and not path.is_file():
+            raise InputError(f"{option}: got {path}, which is not a regular file; expected one, or a new name")
         _part(path).touch()
         _part(path).unlink()
     except OSError as error:
@@ -363,13 +367,14 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def _part(path: Path) -> Path:
-    return path.with_name(f".{path.name}.part")
+    path = path.resolve()  # behind a link is the file that is meant
+    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _write(path: Path, text: str) -> None:
     try:
         _part(path).write_text(text, encoding="utf-8")
-        _part(path).replace(path)
+        _part(path).replace(path.resolve())
     except OSError as error:
         raise InputError(f"--out: {path} cannot be written ({error.strerror or error})") from error
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datransformer.ops.fast_paths import common_reason_against
+from datransformer.ops.fast_paths import common_reason_against, empty_rows_like
 from datransformer.ops.second_order import differentiable_gradients
 
 # A far pair's coefficient may differ from 0 by this much. Its attention weight is then off by a factor of at most
@@ -164,7 +164,7 @@ def blocked_attention(
 ) -> tuple[Tensor, Tensor]:
     """Output [batch, heads, query_length, head_dim] and statistics [batch, heads, 2, query_length]."""
     query, key, value = (_rows_contiguous(tensor) for tensor in (query, key, value))
-    output = torch.empty_like(query)  # in the memory layout of the query, which the module's next step wants
+    output = empty_rows_like(query)  # in the memory layout of the query, which the module's next step wants
     statistics = query.new_empty(*query.shape[:2], 2, query.shape[2])
     call = _call(
         query, key, value, distance_weight, distance_shift, key_padding_mask, seed, output, statistics,
@@ -193,7 +193,7 @@ def blocked_attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value, distance_weight and distance_shift."""
     query, key, value, gradient = (_rows_contiguous(tensor) for tensor in (query, key, value, gradient))
-    query_gradient, key_gradient, value_gradient = (torch.empty_like(tensor) for tensor in (query, key, value))
+    query_gradient, key_gradient, value_gradient = (empty_rows_like(tensor) for tensor in (query, key, value))
     weight_gradient, shift_gradient = torch.empty_like(distance_weight), torch.empty_like(distance_shift)
     call = _call(
         query, key, value, distance_weight, distance_shift, key_padding_mask, seed, output, statistics,
@@ -211,7 +211,7 @@ def blocked_attention_backward(
 
 @blocked_attention.register_fake
 def _(query: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(_rows_contiguous(query)), query.new_empty(*query.shape[:2], 2, query.shape[2])
+    return empty_rows_like(_rows_contiguous(query)), query.new_empty(*query.shape[:2], 2, query.shape[2])
 
 
 @blocked_attention_backward.register_fake
@@ -224,7 +224,7 @@ def _(
     distance_shift: Tensor,
     *_: Any,
 ) -> tuple[Tensor, ...]:
-    rows = (torch.empty_like(_rows_contiguous(tensor)) for tensor in (query, key, value))
+    rows = (empty_rows_like(_rows_contiguous(tensor)) for tensor in (query, key, value))
     return *rows, torch.empty_like(distance_weight), torch.empty_like(distance_shift)
 
 
@@ -273,7 +273,7 @@ def dropout_mask(seed: Tensor, dropout_p: float, shape: tuple[int, int, int, int
     The kernels never form it. A query's 64 random bits are splitmix64 of the seed and of its number; they enter a hash
     of the key's number, of which a key takes 16 bits.
     """
-    dropped = round(dropout_p * LEVELS)
+    dropped = min(round(dropout_p * LEVELS), LEVELS - 1)
     batch, heads, query_length, key_length = shape
     start, low = int(seed.item()), (1 << 32) - 1
     rows = []

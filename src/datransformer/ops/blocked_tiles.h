@@ -36,6 +36,15 @@ INLINE Vec at_least(Vec floor, Vec value) {
 #endif
 }
 
+// Keeps a product from becoming part of a multiply-add. The peak is a rounded product: where it is large, the key that
+// it belongs to would not get a weight of 1 if the same product were subtracted from it unrounded.
+INLINE Vec rounded(Vec product) {
+#if defined(__x86_64__)
+    __asm__("" : "+v"(product));
+#endif
+    return product;
+}
+
 INLINE float sum(Vec values) {
 #pragma GCC unroll 4
     for (long step = W / 2; step > 0; step /= 2) {
@@ -197,7 +206,7 @@ INLINE void weigh(Vec (&weights)[2], Vec (&scores)[2], const float *products, co
 #pragma GCC unroll 2
     for (long c = 0; c < 2; c++) {
         scores[c] = at_least(Vec{}, load(products + r * PANEL + c * W));
-        weights[c] = power_of_two(scores[c] * load(tile.log_coefficient - r + c * W) - splat(tile.peak[r]));
+        weights[c] = power_of_two(rounded(scores[c] * load(tile.log_coefficient - r + c * W)) - splat(tile.peak[r]));
         if (MASK) {
             const Ints seen = load_ints(tile.visible + c * W) & load_ints(tile.before - r + c * W);
             weights[c] = keep(weights[c], seen);

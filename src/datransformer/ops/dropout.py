@@ -20,6 +20,7 @@ def can_drop(inputs: Tensor) -> bool:
         blocked.KERNELS is not None
         and inputs.device.type == "cpu"
         and inputs.dtype == torch.float32
+        and inputs.layout == torch.strided
         and inputs.numel() > 0
         and not torch.compiler.is_compiling()
         and not is_transformed()

@@ -6,6 +6,12 @@ from torch import Tensor
 MAX_HEAD_DIM = 256
 
 
+def empty_rows_like(tensor: Tensor) -> Tensor:
+    """Memory in the layout of ``tensor`` if its rows are contiguous then, which ties between strides can prevent."""
+    memory = torch.empty_like(tensor)
+    return memory if memory.stride(-1) == 1 else tensor.new_empty(tensor.shape)
+
+
 def common_reason_against(
     query: Tensor, value: Tensor, *, mapping: str, adjust: str, attn_mask: Tensor | None, return_weights: bool
 ) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datransformer.ops.fast_paths import common_reason_against
+from datransformer.ops.fast_paths import common_reason_against, empty_rows_like
 from datransformer.ops.second_order import differentiable_gradients
 
 # A far pair's coefficient may differ from its limit by this much. Its attention weight is then off by a factor of at
@@ -377,7 +377,7 @@ def fused_attention_backward(
 
 def _new(like: Tensor, starts: Tensor | None) -> Tensor:
     """Memory laid out as that of the input. Of packed sequences there may be tokens that belong to none."""
-    memory = torch.empty_like(like) if like.stride(-1) == 1 else like.new_empty(like.shape)
+    memory = empty_rows_like(like)
     return memory if starts is None else memory.zero_()
 
 

@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from datransformer.ops import fused
-from datransformer.ops.attention import AttentionOptions, distance_aware_attention
-from datransformer.ops.checks import check_dropout, check_floating, check_positive_float, check_shape, check_tensor
+from datransformer.ops.attention import BACKENDS, AttentionOptions, distance_aware_attention
+from datransformer.ops.checks import (
+    check_choice,
+    check_dropout,
+    check_floating,
+    check_positive_float,
+    check_shape,
+    check_tensor,
+)
 
 
 def distance_aware_attention_varlen(
@@ -42,7 +49,7 @@ def distance_aware_attention_varlen(
             total_q. A sequence may be empty.
         cu_seqlens_k: The same for the keys; that of the queries if None.
         max_seqlen_q: Length of the longest sequence. If None it is looked up, and ``cu_seqlens_q`` checked, for which
-            a GPU must be waited for. What is beyond it gets zeros.
+            a GPU must be waited for. On a GPU what is beyond it gets zeros.
         max_seqlen_k: The same for the keys.
         mapping: As in `distance_aware_attention`, and so for the rest.
         adjust: A key of `ADJUSTMENTS`.
@@ -61,6 +68,10 @@ def distance_aware_attention_varlen(
     total_q, heads, head_dim = query.shape
     check_shape("key", key, "(total_k, heads, head_dim)", (key.shape[0], heads, head_dim))
     check_shape("value", value, "(total_k, heads, value_dim)", (key.shape[0], heads, value.shape[2]))
+    for name, parameter in (("distance_weight", distance_weight), ("distance_shift", distance_shift)):
+        check_floating(name, parameter)
+        check_shape(name, parameter, "(heads,)", (heads,))
+    check_choice("backend", backend, ["auto", *BACKENDS])
     check_dropout("dropout_p", dropout_p)
     if scale is not None:
         check_positive_float("scale", scale)
@@ -69,6 +80,8 @@ def distance_aware_attention_varlen(
     if cu_seqlens_k is not None and cu_seqlens_k is not cu_seqlens_q:
         key_starts, longest_k = _check_starts("k", cu_seqlens_k, max_seqlen_k, key)
         check_shape("cu_seqlens_k", key_starts, "the shape of cu_seqlens_q", query_starts.shape)
+    elif max_seqlen_k is not None:
+        _, longest_k = _check_starts("k", cu_seqlens_q, max_seqlen_k, key)
     elif total_q != key.shape[0]:
         raise ValueError(f"cu_seqlens_k: got None, expected one, for key has {key.shape[0]} tokens and query {total_q}")
 
@@ -158,6 +171,7 @@ def _padded(
 ) -> Tensor:
     """Pad on the left, attend, pack."""
     sequences = query_starts.shape[0] - 1
+    longest_q, longest_k = max(longest_q, 1), max(longest_k, 1)
     query_places = _places(query_starts, longest_q, query.shape[0])
     key_places = query_places
     if key_starts is not query_starts:
@@ -167,8 +181,6 @@ def _padded(
         wide = tensor.new_zeros(sequences, longest, *tensor.shape[1:])
         return wide.index_put(places, tensor).transpose(1, 2)  # [S, H, N, D]
 
-    if min(longest_q, longest_k) == 0:
-        return query.new_zeros(*query.shape[:2], value.shape[2]) + 0 * (query.sum() + key.sum() + value.sum())
     hidden = torch.ones(sequences, longest_k, dtype=torch.bool, device=query.device)
     hidden = hidden.index_put(key_places, torch.zeros((), dtype=torch.bool, device=query.device))
     options["key_padding_mask"] = hidden

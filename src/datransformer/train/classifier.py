@@ -221,9 +221,10 @@ def _read_values(folder: Path, names: Sequence[str]) -> Sequence[Any]:
         values = json.loads((folder / VALUES).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{folder / VALUES}: cannot be read ({error})") from error
-    if not isinstance(values, list) or [str(value) for value in values] != list(names):
+    plain = isinstance(values, list) and all(isinstance(value, str | int | float) for value in values)
+    if not plain or [str(value) for value in values] != list(names):
         raise InputError(f"{folder / VALUES}: expected a list of the labels {', '.join(map(repr, names))}")
-    return values
+    return list(values)
 
 
 def _values(labels: Texts) -> list[Any]:

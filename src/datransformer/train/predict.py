@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -220,7 +221,7 @@ def write_records(file: IO[str], fields: Sequence[str], records: Iterable[dict[s
     """Write records as csv, tsv or JSON lines."""
     if form == "jsonl":
         for record in records:
-            file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+            file.write(json.dumps(_finite(record), ensure_ascii=False, default=str, allow_nan=False) + "\n")
         return
     delimiter = "\t" if form == "tsv" else ","
     special = re.compile(f'["\r\n{delimiter}]')  # Python's csv, before 3.13, leaves a lone \r without quotes
@@ -250,3 +251,14 @@ def save_records(path: Path, fields: Sequence[str], records: Iterable[dict[str, 
 def reading(run: Run, **changes: Any) -> DataConfig:
     """How a run reads a new file: as in training but for what is given and not None."""
     return replace(run.config.data, **{name: value for name, value in changes.items() if value is not None})
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: None in their place, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
