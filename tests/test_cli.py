@@ -186,6 +186,22 @@ def test_parquet_columns_are_carried_over(call: Call, run_folder: Path, tmp_path
     assert (second["n"], second["when"], second["prediction"]) == (None, None, "negative")
 
 
+def test_values_that_neither_python_nor_json_can_hold(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    nanosecond, endless = pa.array([1], pa.time64("ns")), [[1.0, float("inf")]]
+    pq.write_table(pa.table({"text": ["good"], "t": nanosecond, "list": endless}), tmp_path / "in.parquet")
+    done = call("predict", run_folder, "--data", tmp_path / "in.parquet", "--json", "--device", "cpu")
+    record = json.loads(done.out, parse_constant=pytest.fail)
+    assert (record["t"], record["list"], record["prediction"]) == ("00:00:00.000000001", [1.0, None], "positive")
+
+
+def test_bytes_that_are_no_text_are_marked_where_they_are_carried_over(
+    call: Call, run_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in.csv").write_bytes(b"text,other\ngood,caf\xe9\n")
+    done = call("predict", run_folder, "--data", tmp_path / "in.csv", "--json", "--device", "cpu")
+    assert json.loads(done.out)["other"] == "caf\ufffd"
+
+
 def test_every_format_gives_its_rows_whole(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("(3 (2 a) (4 b))\n(1 (2 c) (2 d))\n")
     names, rows = read_whole_rows(tmp_path / "a", [2], format="sst_trees")

@@ -34,6 +34,7 @@ PARQUET_ROWS = 1024
 
 NOT_UTF8 = "bytes that are not UTF-8"
 SUBSTITUTE = "\x1a"
+REPLACEMENT = "\ufffd"  # what a reader of UTF-8 shows for bytes that are none
 """ASCII's own stand-in for a character that cannot be represented."""
 
 
@@ -84,7 +85,11 @@ class Block:
 
     def records(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The rows one by one: their numbers and values."""
-        values = (_plain(array) for array in self.columns.values())
+        marked = {
+            name: pc.replace_substring(array, SUBSTITUTE, REPLACEMENT) if name in self.not_utf8 else array
+            for name, array in self.columns.items()
+        }
+        values = (_plain(array) for array in marked.values())
         for row, *cells in zip(self.rows.tolist(), *values, strict=True):
             present = (None if cell != cell else cell for cell in cells)  # NaN is a missing number
             yield row, dict(zip(self.columns, present, strict=True))
