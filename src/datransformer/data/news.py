@@ -215,6 +215,7 @@ def find_clicks(impressions: Impressions) -> tuple[npt.NDArray[np.int64], npt.ND
     mine = np.zeros(len(impressions.names), bool)
     mine[impressions.members] = True
     mine &= np.bincount(of, minlength=len(mine)) < impressions.candidates.lengths
+    impressions.candidates.release()
     return clicks[mine[of]], of[mine[of]].astype(np.int32)
 
 

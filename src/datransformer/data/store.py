@@ -2,6 +2,8 @@
 
 import contextlib
 import errno
+import io
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -13,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Array = npt.NDArray[Any]
+RELEASE_AFTER = 4  # batches: the system maps up to 64 KiB around each row that is read
 
 
 class Ragged:
@@ -21,11 +24,14 @@ class Ragged:
     Args:
         values: All rows, joined.
         offsets: ``[rows + 1]``, where each row starts, and where the last ends.
+        source: The mapped file that they lie in, if they do.
     """
 
-    def __init__(self, values: Array, offsets: npt.NDArray[np.int64]) -> None:
+    def __init__(self, values: Array, offsets: npt.NDArray[np.int64], source: mmap.mmap | None = None) -> None:
         self.values = values
         self.offsets = offsets
+        self._source = source
+        self._taken = 0
 
     @classmethod
     def from_lengths(cls, values: Array, lengths: Array) -> "Ragged":
@@ -49,7 +55,16 @@ class Ragged:
     def take(self, rows: Array) -> "Ragged":
         """Some rows, in the given order."""
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
-        return Ragged.from_lengths(self.values[spans(starts, lengths)], lengths)
+        taken = Ragged.from_lengths(self.values[spans(starts, lengths)], lengths)
+        self._taken += 1
+        if self._taken % RELEASE_AFTER == 0:
+            self.release()
+        return taken
+
+    def release(self) -> None:
+        """Let go of the pages that were read, if they are a mapped file's."""
+        if self._source is not None:
+            release(self._source)
 
     def padded(self, fill: int, width: int | None = None) -> Array:
         """[rows, longest] with ``fill`` behind the end of each row."""
@@ -58,6 +73,12 @@ class Ragged:
         rows = np.full((len(self), longest), fill, self.values.dtype)
         rows[np.arange(longest) < lengths[:, None]] = self.values[self.offsets[0] : self.offsets[-1]]
         return rows
+
+
+def release(mapped: mmap.mmap) -> None:
+    """Let go of the pages of a mapped file that were read. They stay in the system's cache, but not in this process."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def spans(starts: Array, lengths: Array) -> npt.NDArray[np.int64]:
@@ -81,6 +102,7 @@ class StoreWriter:
         self._files: dict[str, IO[bytes]] = {}
         self._types: dict[str, np.dtype[Any]] = {}
         self._lengths: dict[str, list[Array]] = {}
+        self._maps: list[mmap.mmap] = []
 
     def add(self, **columns: Array | Ragged) -> None:
         """Append the same number of rows to every column."""
@@ -110,15 +132,21 @@ class StoreWriter:
         arrays = {name: self._column(name) for name in self._files}
         batch = pa.RecordBatch.from_pydict(arrays)
         batch = batch.replace_schema_metadata(self._metadata)
-        with atomic_path(self._path) as temporary, pa.ipc.new_file(str(temporary), batch.schema) as writer:
+        with (
+            atomic_path(self._path) as temporary,
+            temporary.open("wb", buffering=0) as file,
+            pa.ipc.new_file(_Sink(file, self._maps), batch.schema) as writer,
+        ):
             writer.write_batch(batch)
 
     def _column(self, name: str) -> pa.Array:
         file = self._files[name]
         file.flush()
         count = os.fstat(file.fileno()).st_size // self._types[name].itemsize
-        # A map, not a read: a column may be larger than memory.
-        flat = np.memmap(file, self._types[name], "r", shape=(count,)) if count else np.empty(0, self._types[name])
+        flat = np.empty(0, self._types[name])
+        if count:  # a map, not a read: a column may be larger than memory
+            self._maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            flat = np.frombuffer(self._maps[-1], self._types[name])
         values = pa.array(flat)
         if name not in self._lengths:
             return values
@@ -127,17 +155,42 @@ class StoreWriter:
         return pa.LargeListArray.from_arrays(pa.array(offsets), values)
 
 
+class _Sink(io.RawIOBase):
+    """Writes to ``file`` piece by piece, and releases the pages of ``maps`` that were read for each."""
+
+    PIECE = 1 << 23
+
+    def __init__(self, file: IO[bytes], maps: list[mmap.mmap]) -> None:
+        self._file, self._maps = file, maps
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), self.PIECE):
+            piece = view[start : start + self.PIECE]
+            while piece:
+                piece = piece[self._file.write(piece) :]
+            for mapped in self._maps:
+                release(mapped)
+        return len(view)
+
+
 def open_store(path: Path) -> tuple[dict[str, Array | Ragged], dict[str, str]]:
     """The columns that a `StoreWriter` wrote, mapped into memory, and the text beside them.
 
     Raises ``pa.ArrowInvalid`` or ``OSError`` if the file is not whole.
     """
-    with pa.memory_map(str(path)) as source:
-        batch = pa.ipc.open_file(source).get_batch(0)
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            raise OSError(errno.ENODATA, "the file is empty", str(path))
+        source = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    batch = pa.ipc.open_file(pa.py_buffer(source)).get_batch(0)
     columns: dict[str, Array | Ragged] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if isinstance(column, pa.LargeListArray):
-            columns[name] = Ragged(column.values.to_numpy(), column.offsets.to_numpy())
+            columns[name] = Ragged(column.values.to_numpy(), column.offsets.to_numpy(), source)
         else:
             columns[name] = column.to_numpy()
     metadata = batch.schema.metadata or {}
