@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from datransformer.ops.attention import BACKENDS, distance_aware_attention
+from datransformer.ops.attention import distance_aware_attention
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 WEIGHTS = {"mixed": (-0.5, 0.5), "far": (0.03, 0.5), "near": (-0.5, -0.03)}  # w of the first and of the last head
@@ -232,12 +232,7 @@ FLEX_BACKWARD = (
 )
 
 CONTESTANTS: dict[str, Contestant] = {
-    "auto": Contestant("ours, auto", distance_aware("auto"), ours=True, distance=True),
-    **{
-        name: Contestant(f"ours, {name}", distance_aware(name), ours=True, distance=True)
-        for name in BACKENDS
-        if name != "reference"
-    },
+    "ours": Contestant("ours", distance_aware("auto"), ours=True, distance=True),
     "sdpa": Contestant("SDPA", plain(None), ("cpu",)),
     "sdpa_flash": Contestant("SDPA flash", plain(SDPBackend.FLASH_ATTENTION), ("cuda",)),
     "sdpa_cudnn": Contestant("SDPA cuDNN", plain(SDPBackend.CUDNN_ATTENTION), ("cuda",)),

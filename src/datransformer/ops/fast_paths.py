@@ -30,7 +30,7 @@ def common_reason_against(
         return f"value_dim is {value.shape[-1]}, not head_dim, {query.shape[-1]}"
     if query.numel() == 0 or value.numel() == 0:
         return "a tensor is empty"
-    if torch.compiler.is_exporting():
+    if torch.compiler._is_exporting_flag:  # is_exporting() is always true to torch.compile before torch 2.13
         return "an exported program holds plain operators only"
     if not torch.compiler.is_compiling() and is_transformed():
         return "torch.func and forward-mode derivatives see plain operators only"

@@ -174,18 +174,18 @@ class _Call:
     def tiles(self, kernel: str) -> dict[str, Any]:
         """Constants of a kernel that goes from tile to tile."""
         constants = self.constants
-        rows, keys, warps, stages = _tiles(kernel, constants["BLOCK_D"], self.query.dtype)
+        rows, keys, warps, stages, registers = _tiles(kernel, constants["BLOCK_D"], self.query.dtype)
         rows = min(rows, max(16, _power_of_two(self.query_length)))
         keys = min(keys, max(16, _power_of_two(self.key_length)))
         looped = self.query_length % rows if kernel == "key" else self.key_length % keys
         return {
             **constants,
-            "HEADS": _power_of_two(self.heads),
             "BLOCK_M": rows,
             "BLOCK_N": keys,
             "RAGGED": looped != 0 or constants["HEAD_DIM"] != constants["BLOCK_D"] or self.packed,
             "num_warps": warps,
             "num_stages": stages,
+            "maxnreg": registers,
         }
 
     def short(self, kernel: str) -> tuple[int, dict[str, Any]]:
@@ -199,15 +199,19 @@ class _Call:
         return programs, {**self.constants, **sizes, "num_warps": warps, "num_stages": stages}
 
 
-def _tiles(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int]:
-    """(query rows, keys, warps, stages) of a tile. Those for fp32 and for head_dim above 128 are untuned."""
+def _tiles(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int, int | None]:
+    """(query rows, keys, warps, stages, registers per thread at most) of a tile.
+
+    Those for fp32 and for head_dim above 128 are untuned. The bounds on registers let 4 programs of 128 threads, or 3,
+    share a multiprocessor; only near tiles would have a use for more.
+    """
     if dtype == torch.float32:
-        return (32, 32, 4, 1) if head_dim > 64 else (64, 32, 4, 1)
+        return (32, 32, 4, 1, None) if head_dim > 64 else (64, 32, 4, 1, None)
     if head_dim > 128:
-        return 64, 32, 4, 2
-    if kernel == "forward":
-        return (64, 64, 4, 3) if head_dim > 64 else (128, 64, 4, 3)
-    return (64, 64, 4, 2) if head_dim > 64 else (64, 64, 4, 3)
+        return 64, 32, 4, 2, None
+    if head_dim > 64:
+        return {"forward": (64, 64, 4, 3, None), "query": (128, 64, 8, 3, None), "key": (32, 64, 4, 3, None)}[kernel]
+    return 64, 64, 4, 3, {"forward": 128, "query": 168, "key": None}[kernel]
 
 
 def _short_tiles(kernel: str, pairs: int) -> tuple[int, int, int]:
@@ -237,6 +241,13 @@ def _prefix_sums(
     if padding is not None:
         counts = torch.nn.functional.pad(counts.cumsum(1), (1, 0))
     return prefix, counts
+
+
+def _order(weight: Tensor) -> Tensor:
+    """The heads, those with most to do first."""
+    order = weight.new_empty(weight.shape, dtype=torch.int32)
+    _kernels().order_kernel[(1,)](weight, order, len(weight), HEADS=_power_of_two(len(weight)), num_warps=1)
+    return order
 
 
 def _rows_contiguous(tensor: Tensor) -> Tensor:
@@ -291,7 +302,8 @@ def fused_attention(
         )
     query_blocks, key_blocks = -(-query_length // constants["BLOCK_M"]), -(-key_length // constants["BLOCK_N"])
     _kernels().forward_kernel[(query_blocks * call.sequences * call.heads,)](
-        query, key, value, distance_weight, distance_shift, *call.inputs, sums, counts, output, statistics,
+        query, key, value, distance_weight, distance_shift, *call.inputs, _order(distance_weight),
+        sums, counts, output, statistics,
         *strides, *numbers, query_blocks, key_blocks, scale, call.tail, *call.drops, **constants,
     )  # fmt: skip
     return output, statistics
@@ -325,14 +337,14 @@ def fused_attention_backward(
         query, key_padding_mask, query_starts, key_starts, seed,
         query_length, key_length, causal, scale, far_tolerance, dropout_p,
     )  # fmt: skip
-    tensors = (query, key, value, distance_weight, distance_shift, *call.inputs, gradient)
+    tensors = (query, key, value, distance_weight, distance_shift, *call.inputs)
     strides = _strides(query, key, value, gradient, packed=call.packed)
     numbers = (call.sequences, call.heads, query_length, key_length, query.shape[2], key.shape[2])
     if call.is_short:
         programs, constants = call.short("backward")
         slopes = query.new_empty(2, programs // call.heads, call.heads, dtype=torch.float32)
         _short_kernels().short_backward_kernel[(programs,)](
-            *tensors, query_gradient, key_gradient, value_gradient, slopes[0], slopes[1],
+            *tensors, gradient, query_gradient, key_gradient, value_gradient, slopes[0], slopes[1],
             *strides, *_strides(query_gradient, key_gradient, value_gradient, packed=call.packed),
             *numbers, scale, *call.drops, **constants,
         )  # fmt: skip
@@ -340,6 +352,7 @@ def fused_attention_backward(
         return query_gradient, key_gradient, value_gradient, weight_gradient.clone(), shift_gradient.clone()
 
     kernels = _kernels()
+    tensors = (*tensors, _order(distance_weight), gradient)
     delta = torch.empty_like(statistics)
     blocks = -(-query.shape[2] // 64)
     kernels.delta_kernel[(blocks * query.shape[0] * call.heads,)](

@@ -36,8 +36,12 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def head_of_rank(weight_ptr, rank, heads, HEADS: tl.constexpr):
-    """The head whose weight is the rank-th largest: large w means much work, and the longest job should start first."""
+def order_kernel(weight_ptr, order_ptr, heads, HEADS: tl.constexpr):
+    """Heads by falling weight: large w means much work, and the longest job should start first.
+
+    In a kernel of its own: the assembler knows that all threads load the same number, but not that all compute it, and
+    a loop that some threads might leave early is slower.
+    """
     index = tl.arange(0, HEADS)
     weight = tl.load(weight_ptr + index, mask=index < heads, other=float("-inf"))
     weight = tl.where(weight == weight, weight, float("-inf"))  # a NaN must not leave a head without its turn
@@ -45,7 +49,7 @@ def head_of_rank(weight_ptr, rank, heads, HEADS: tl.constexpr):
         (weight[None, :] == weight[:, None]) & (index[None, :] < index[:, None])
     )
     ranks = tl.sum(ahead.to(tl.int32), 1)
-    return tl.sum(tl.where(ranks == rank, index, 0), 0)
+    tl.store(order_ptr + ranks, index, mask=index < heads)
 
 
 @triton.jit
@@ -117,6 +121,19 @@ def load_statistics(statistics_ptr, line_length, rows, length):
     peak = tl.load(statistics_ptr + rows, mask=rows < length, other=0.0)
     volume = tl.load(statistics_ptr + line_length + rows, mask=rows < length, other=float("inf"))
     return peak, volume
+
+
+@triton.jit
+def block_statistics(
+    statistics_ptr, line_length, block, length, BLOCK: tl.constexpr, RAGGED: tl.constexpr
+):  # fmt: skip
+    """`load_statistics` for a block of rows, which may lie behind the last one: then nobody uses what comes back."""
+    if RAGGED:
+        first, second = load_statistics(statistics_ptr, line_length, block * BLOCK + tl.arange(0, BLOCK), length)
+    else:
+        rows = tl.minimum(block, length // BLOCK - 1) * BLOCK + tl.arange(0, BLOCK)
+        first, second = tl.load(statistics_ptr + rows), tl.load(statistics_ptr + line_length + rows)
+    return first, second
 
 
 @triton.jit
@@ -289,19 +306,34 @@ def visible_blocks(
 
 
 @triton.jit
+def far_blocks(near_start, near_stop, blocks, weight):
+    """Where the far tiles on the left stop and those on the right start: a head with w < 0 visits near ones only.
+
+    An empty range rather than a branch: around a loop with matrix products in it, a branch makes the assembler wait for
+    each of them.
+    """
+    return tl.where(weight < 0, 0, near_start), tl.where(weight < 0, blocks, near_stop)
+
+
+@triton.jit
 def all_forward_tiles(
-    query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr, near_start, near_stop, blocks, key_blocks,
+    mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr,
+    near_start, near_stop, blocks, key_blocks,
     stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr,
     DROPOUT: tl.constexpr, SAFE: tl.constexpr,
 ):  # fmt: skip
     """Far tiles on the left, near tiles, far tiles on the right; for w < 0 near tiles and the sums of what is far."""
-    mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    row_sum, row_max = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    if weight >= 0:
+    left_stop, right_start = far_blocks(near_start, near_stop, blocks, weight)
+    mixed, row_sum, row_max = forward_tiles(
+        mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, 0, left_stop,
+        stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, SAFE,
+    )  # fmt: skip
+    if not CAUSAL:
         mixed, row_sum, row_max = forward_tiles(
-            mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, 0, near_start,
+            mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, right_start, blocks,
             stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
             HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, SAFE,
         )  # fmt: skip
@@ -310,43 +342,38 @@ def all_forward_tiles(
         stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
         HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, True, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, SAFE,
     )  # fmt: skip
-    if weight >= 0:
-        if not CAUSAL:
-            mixed, row_sum, row_max = forward_tiles(
-                mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, near_stop, blocks,
-                stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
-                HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, False, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, SAFE,
-            )  # fmt: skip
-    elif (near_start > 0) | (near_stop < blocks):
-        dims = tl.arange(0, BLOCK_D)
-        sums_at, in_head = sums_ptr + dims, dims < HEAD_DIM
-        far = tl.load(sums_at + near_start * HEAD_DIM, mask=in_head, other=0.0)
+
+    summed = (weight < 0) & ((near_start > 0) | (near_stop < blocks))
+    dims = tl.arange(0, BLOCK_D)
+    sums_at, taken = sums_ptr + dims, dims < tl.where(summed, HEAD_DIM, 0)
+    far = tl.load(sums_at + near_start * HEAD_DIM, mask=taken, other=0.0)
+    if HAS_PADDING:
+        count = tl.load(counts_ptr + near_start, mask=summed, other=0.0)
+    else:
+        count = (near_start * BLOCK_N).to(tl.float32)
+    if not CAUSAL:
+        far += tl.load(sums_at + key_blocks * HEAD_DIM, mask=taken, other=0.0)
+        far -= tl.load(sums_at + near_stop * HEAD_DIM, mask=taken, other=0.0)
         if HAS_PADDING:
-            count = tl.load(counts_ptr + near_start)
+            count += tl.load(counts_ptr + key_blocks, mask=summed, other=0.0)
+            count -= tl.load(counts_ptr + near_stop, mask=summed, other=0.0)
         else:
-            count = (near_start * BLOCK_N).to(tl.float32)
-        if not CAUSAL:
-            far += tl.load(sums_at + key_blocks * HEAD_DIM, mask=in_head, other=0.0)
-            far -= tl.load(sums_at + near_stop * HEAD_DIM, mask=in_head, other=0.0)
-            if HAS_PADDING:
-                count += tl.load(counts_ptr + key_blocks) - tl.load(counts_ptr + near_stop)
-            else:
-                count += tl.maximum(key_length - near_stop * BLOCK_N, 0).to(tl.float32)
-        common = tl.exp2(-row_max)
-        mixed += common[:, None] * far[None, :]
-        row_sum += common * count
+            count += tl.maximum(key_length - near_stop * BLOCK_N, 0).to(tl.float32)
+    common = tl.exp2(-row_max)
+    mixed += common[:, None] * far[None, :]
+    row_sum += common * tl.where(summed, count, 0.0)
     return mixed, row_sum, row_max
 
 
 @triton.jit
 def forward_kernel(
     query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, query_starts_ptr, key_starts_ptr, seed_ptr,
-    sums_ptr, counts_ptr, output_ptr, statistics_ptr,
+    order_ptr, sums_ptr, counts_ptr, output_ptr, statistics_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on,
     sequences, heads, query_length, key_length, line_length, key_total, query_blocks, key_blocks,
     scale, tail, dropped, gain,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, VARLEN: tl.constexpr,
     DROPOUT: tl.constexpr, DARING: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -359,7 +386,7 @@ def forward_kernel(
     program = tl.program_id(0)
     query_block = query_blocks - 1 - program % query_blocks  # causal: the longest first
     sequence = (program // query_blocks) % sequences
-    head = head_of_rank(weight_ptr, program // (query_blocks * sequences), heads, HEADS)
+    head = tl.load(order_ptr + program // (query_blocks * sequences)).to(tl.int64)
     query_start, query_length, batch = span_of(query_starts_ptr, sequence, query_length, line_length, VARLEN)
     key_start, key_length, batch = span_of(key_starts_ptr, sequence, key_length, key_total, VARLEN)
     if query_block * BLOCK_M >= query_length:
@@ -386,19 +413,27 @@ def forward_kernel(
     )
     sums_ptr += (sequence.to(tl.int64) * heads + head) * (key_blocks + 1) * HEAD_DIM
     counts_ptr += batch * (key_blocks + 1)
+    mixed = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    row_sum, row_max = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     mixed, row_sum, row_max = all_forward_tiles(
-        query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr, near_start, near_stop, blocks,
-        key_blocks, stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
-        HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, not DARING,
+        mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr,
+        near_start, near_stop, blocks, key_blocks,
+        stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+        HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, not DARING,
     )  # fmt: skip
     if DARING:
         largest = tl.maximum(tl.max(row_sum, 0), tl.max(tl.max(tl.abs(mixed), 1), 0))
-        if largest > DARING_LIMIT:
-            mixed, row_sum, row_max = all_forward_tiles(
-                query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr, near_start, near_stop, blocks,
-                key_blocks, stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
-                HEAD_DIM, BLOCK_D, BLOCK_M, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, True,
-            )  # fmt: skip
+        again = largest > DARING_LIMIT
+        # Otherwise nothing is left to visit.
+        near_start, near_stop = tl.where(again, near_start, 0), tl.where(again, near_stop, 0)
+        blocks = tl.where(again, blocks, 0)
+        mixed, row_sum = tl.where(again, 0.0, mixed), tl.where(again, 0.0, row_sum)
+        mixed, row_sum, row_max = all_forward_tiles(
+            mixed, row_sum, row_max, query, positions, key_ptr, value_ptr, padding_ptr, sums_ptr, counts_ptr,
+            near_start, near_stop, blocks, key_blocks,
+            stride_kn, stride_vn, key_length, weight, shift, bound, first_key, second_key, dropped,
+            HEAD_DIM, BLOCK_D, BLOCK_N, PRECISION, CAUSAL, RAGGED, HAS_PADDING, DROPOUT, True,
+        )  # fmt: skip
 
     blind = row_sum == 0.0
     volume = tl.where(blind, 1.0, row_sum)
@@ -542,11 +577,11 @@ def all_query_tiles(
 @triton.jit
 def query_kernel(
     query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, query_starts_ptr, key_starts_ptr, seed_ptr,
-    gradient_ptr, statistics_ptr, delta_ptr, query_gradient_ptr, weight_gradient_ptr, shift_gradient_ptr,
+    order_ptr, gradient_ptr, statistics_ptr, delta_ptr, query_gradient_ptr, weight_gradient_ptr, shift_gradient_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gn, stride_ob, stride_oh, stride_on,
     sequences, heads, query_length, key_length, line_length, key_total, query_blocks, scale, tail, dropped, gain,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, VARLEN: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -554,7 +589,7 @@ def query_kernel(
     program = tl.program_id(0)
     query_block = query_blocks - 1 - program % query_blocks
     sequence = (program // query_blocks) % sequences
-    head = head_of_rank(weight_ptr, program // (query_blocks * sequences), heads, HEADS)
+    head = tl.load(order_ptr + program // (query_blocks * sequences)).to(tl.int64)
     query_start, query_length, batch = span_of(query_starts_ptr, sequence, query_length, line_length, VARLEN)
     key_start, key_length, batch = span_of(key_starts_ptr, sequence, key_length, key_total, VARLEN)
     if query_block * BLOCK_M >= query_length:
@@ -588,10 +623,7 @@ def query_kernel(
     )
     query_gradient = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     weight_slope, shift_slope = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    # A head with w < 0 visits near tiles only.
-    left_stop, right_start = near_start, near_stop
-    if weight < 0:
-        left_stop, right_start = near_start * 0, blocks
+    left_stop, right_start = far_blocks(near_start, near_stop, blocks, weight)
     exact = weight >= 0
     if PRECISION == "ieee":
         exact |= (near_start == 0) & (near_stop >= blocks)  # w < 0, but nothing is far
@@ -643,17 +675,18 @@ def key_tiles(
     rows = first_block * BLOCK_M + tl.arange(0, BLOCK_M)
     query_at = query_ptr + rows[None, :] * stride_qn + dims[:, None]
     gradient_at = gradient_ptr + rows[:, None] * stride_gn + dims[None, :]
+    # One block ahead, so that the compiler does not bring them by way of shared memory.
+    delta, total = block_statistics(delta_ptr, line_length, first_block, query_length, BLOCK_M, RAGGED)
     for block in range(first_block, last_block):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         if RAGGED:
             inside = rows < query_length
             query = tl.load(query_at, mask=inside[None, :] & (dims < HEAD_DIM)[:, None], other=0.0)  # [D, M]
             gradient = tl.load(gradient_at, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)  # [M, D]
-            delta, total = load_statistics(delta_ptr, line_length, rows, query_length)
         else:
             query = tl.load(query_at)
             gradient = tl.load(gradient_at)
-            delta, total = tl.load(delta_ptr + rows), tl.load(delta_ptr + line_length + rows)
+        next_delta, next_total = block_statistics(delta_ptr, line_length, block + 1, query_length, BLOCK_M, RAGGED)
         scores = tl.dot(key, query, input_precision=PRECISION)  # [N, M]
         positive = tl.maximum(scores, 0.0)
         if NEAR:
@@ -685,18 +718,19 @@ def key_tiles(
         key_gradient = tl.dot(saturate(slope, query.dtype), tl.trans(query), key_gradient, input_precision=PRECISION)
         query_at += BLOCK_M * stride_qn
         gradient_at += BLOCK_M * stride_gn
+        delta, total = next_delta, next_total
     return key_gradient, value_gradient
 
 
 @triton.jit
 def key_kernel(
     query_ptr, key_ptr, value_ptr, weight_ptr, shift_ptr, padding_ptr, query_starts_ptr, key_starts_ptr, seed_ptr,
-    gradient_ptr, statistics_ptr, delta_ptr, sums_ptr, key_gradient_ptr, value_gradient_ptr,
+    order_ptr, gradient_ptr, statistics_ptr, delta_ptr, sums_ptr, key_gradient_ptr, value_gradient_ptr,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gn, stride_ob, stride_oh, stride_on, stride_ub, stride_uh, stride_un,
     sequences, heads, query_length, key_length, line_length, key_total, query_blocks, key_blocks,
     scale, tail, dropped, gain,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, HAS_PADDING: tl.constexpr, VARLEN: tl.constexpr,
     DROPOUT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -704,7 +738,7 @@ def key_kernel(
     program = tl.program_id(0)
     key_block = program % key_blocks
     sequence = (program // key_blocks) % sequences
-    head = head_of_rank(weight_ptr, program // (key_blocks * sequences), heads, HEADS)
+    head = tl.load(order_ptr + program // (key_blocks * sequences)).to(tl.int64)
     query_start, query_length, batch = span_of(query_starts_ptr, sequence, query_length, line_length, VARLEN)
     key_start, key_length, batch = span_of(key_starts_ptr, sequence, key_length, key_total, VARLEN)
     if key_block * BLOCK_N >= key_length:
@@ -738,34 +772,37 @@ def key_kernel(
 
     key_gradient = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     value_gradient = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    if weight >= 0:
-        if not CAUSAL:
-            key_gradient, value_gradient = key_tiles(
-                key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-                seed_ptr, 0, near_start, stride_qn, stride_gn, query_length, line_length, first_line, offset,
-                weight, shift, bound, dropped, gain,
-                HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, False, CAUSAL, RAGGED, DROPOUT,
-            )  # fmt: skip
+    left_stop, right_start = far_blocks(near_start, near_stop, blocks, weight)
+    if not CAUSAL:
         key_gradient, value_gradient = key_tiles(
             key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
-            seed_ptr, near_stop, blocks, stride_qn, stride_gn, query_length, line_length, first_line, offset,
+            seed_ptr, 0, left_stop, stride_qn, stride_gn, query_length, line_length, first_line, offset,
             weight, shift, bound, dropped, gain,
             HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, False, CAUSAL, RAGGED, DROPOUT,
         )  # fmt: skip
-    elif (near_start > 0) | (near_stop < blocks):
-        sums_at = sums_ptr + (sequence.to(tl.int64) * heads + head) * (query_blocks + 1) * HEAD_DIM + dims
-        in_head = dims < HEAD_DIM
-        far = tl.load(sums_at + query_blocks * HEAD_DIM, mask=in_head, other=0.0)
-        far -= tl.load(sums_at + near_stop * HEAD_DIM, mask=in_head, other=0.0)
-        if not CAUSAL:
-            far += tl.load(sums_at + near_start * HEAD_DIM, mask=in_head, other=0.0)
-        value_gradient += far[None, :]
+    key_gradient, value_gradient = key_tiles(
+        key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
+        seed_ptr, right_start, blocks, stride_qn, stride_gn, query_length, line_length, first_line, offset,
+        weight, shift, bound, dropped, gain,
+        HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, False, CAUSAL, RAGGED, DROPOUT,
+    )  # fmt: skip
     key_gradient, value_gradient = key_tiles(
         key_gradient, value_gradient, key, value, keys, query_ptr, gradient_ptr, statistics_ptr, delta_ptr,
         seed_ptr, near_start, near_stop, stride_qn, stride_gn, query_length, line_length, first_line, offset,
         weight, shift, bound, dropped, gain,
         HEAD_DIM, BLOCK_D, BLOCK_M, PRECISION, True, CAUSAL, RAGGED, DROPOUT,
     )  # fmt: skip
+
+    summed = near_stop < blocks
+    if not CAUSAL:  # where queries before the near ones see nothing of these keys
+        summed |= near_start > 0
+    taken = dims < tl.where((weight < 0) & summed, HEAD_DIM, 0)
+    sums_at = sums_ptr + (sequence.to(tl.int64) * heads + head) * (query_blocks + 1) * HEAD_DIM + dims
+    far = tl.load(sums_at + query_blocks * HEAD_DIM, mask=taken, other=0.0)
+    far -= tl.load(sums_at + near_stop * HEAD_DIM, mask=taken, other=0.0)
+    if not CAUSAL:
+        far += tl.load(sums_at + near_start * HEAD_DIM, mask=taken, other=0.0)
+    value_gradient += far[None, :]
 
     key_gradient *= (1.0 + growth) * scale
     if DROPOUT:
