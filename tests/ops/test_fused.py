@@ -216,3 +216,30 @@ def test_compiles_into_one_graph() -> None:
         return torch.autograd.grad(output.square().sum(), list(module.parameters()))
 
     torch.testing.assert_close(train(torch.compile(module, fullgraph=True)), train(module))
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("shape", "causal", "padding", "dropout_p"),
+    [
+        ((2, 3, 300, 300, 64), False, "none", 0.0), ((2, 3, 256, 256, 64), False, "none", 0.0),
+        ((2, 3, 130, 300, 20), True, "tail", 0.1), ((1, 3, 300, 300, 128), False, "tail", 0.0),
+        ((3, 3, 50, 50, 16), False, "none", 0.0), ((3, 3, 50, 37, 16), True, "tail", 0.1),
+    ],
+)  # fmt: skip
+def test_every_kernel_runs(
+    budget: "Budget",
+    shape: tuple[int, int, int, int, int],
+    causal: bool,
+    padding: str,
+    dropout_p: float,
+    dtype: torch.dtype,
+) -> None:
+    """Few and small calls, for a tool that watches memory."""
+    inputs, gradient = budget.make_inputs(shape, [-0.5, 0.0, 0.5], [-1.0, 1.5, 4.0], dtype, "cuda")
+    mask = budget.make_padding(padding, shape[0], shape[3], "cuda")
+    call: dict[str, Any] = {"key_padding_mask": mask, "causal": causal, "scale": 0.1, "dropout_p": dropout_p}
+    for tensor in budget.run(lambda *leaves: fused.attention(*leaves, **call), inputs, gradient, None):
+        assert tensor.isfinite().all()

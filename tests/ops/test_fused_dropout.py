@@ -66,6 +66,17 @@ def test_equals_the_reference_under_the_same_mask(length: int, causal: bool, pad
         torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_sums_that_were_never_made_are_not_read(causal: bool) -> None:
+    """With dropout there are no sums over what is far: whatever lies behind the weights must not show."""
+    query, key, value, weight, shift = make_inputs(150, 8)
+    weight = torch.cat([weight, torch.full((10_000,), torch.nan, device=DEVICE)])[:HEADS]
+    leaves = [tensor.requires_grad_() for tensor in (query, key, value, weight, shift)]
+    output = attend(leaves, 0.3, causal=causal)
+    for gradient in torch.autograd.grad(output.sum(), leaves):
+        assert gradient.isfinite().all()
+
+
 def test_one_tile_and_many_draw_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = make_inputs(40, 8)
     once = attend(inputs, 0.4)
