@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from datransformer.nn.vanilla import PlainAttention, VanillaAttention
     from datransformer.nn.xl import TransformerXLAttention
     from datransformer.ops.adjust import ADJUSTMENTS
-    from datransformer.ops.attention import BACKENDS, distance_aware_attention
+    from datransformer.ops.attention import BACKENDS, distance_aware_attention, explain_backends
     from datransformer.ops.mapping import MAPPINGS, distance_coefficients
     from datransformer.ops.varlen import distance_aware_attention_varlen
     from datransformer.train.classifier import TextClassifier
@@ -61,6 +61,7 @@ __all__ = [
     "distance_aware_attention",
     "distance_aware_attention_varlen",
     "distance_coefficients",
+    "explain_backends",
     "sinusoids",
 ]
 
@@ -95,6 +96,7 @@ _HOMES = {
     "distance_aware_attention": "ops.attention",
     "distance_aware_attention_varlen": "ops.varlen",
     "distance_coefficients": "ops.mapping",
+    "explain_backends": "ops.attention",
     "sinusoids": "nn.embedding",
 }
 

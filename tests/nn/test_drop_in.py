@@ -167,7 +167,7 @@ def test_nests_in_transformer_encoder(device: str) -> None:
     encoder = nn.TransformerEncoder(make_layer(), num_layers=2).to(device)
     inputs, padding = torch.randn(BATCH, LENGTH, EMBED_DIM, device=device), make_padding().to(device)
     trained = encoder(inputs, src_key_padding_mask=padding)
-    trained.sum().backward()
+    (trained * torch.randn_like(trained)).sum().backward()  # the plain sum of what is normalised is a constant
     assert encoder.layers[1].self_attn.distance_weight.grad.count_nonzero() == HEADS
     encoder.eval()
     with torch.no_grad():
@@ -183,6 +183,67 @@ def test_causal_in_transformer_encoder() -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
     whole = encoder(inputs, mask=mask, is_causal=True)
     torch.testing.assert_close(whole[:, :2], encoder(inputs[:, :2], mask=mask[:2, :2]))
+
+
+@pytest.mark.parametrize("kind", ["padding", "causal", "both"])
+def test_masks_of_torchs_encoders_reach_the_mixer_as_no_backend_objects_to(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They turn a bool padding mask into 0 and −inf, and hand a causal mask on beside is_causal."""
+    encoder = nn.TransformerEncoder(make_layer(), num_layers=1, enable_nested_tensor=False)
+    inputs = torch.randn(BATCH, LENGTH, EMBED_DIM)
+    masks: dict[str, Any] = {}
+    if kind != "causal":
+        masks["src_key_padding_mask"] = make_padding()
+    if kind != "padding":
+        masks |= {"mask": torch.ones(LENGTH, LENGTH).triu(1).bool(), "is_causal": True}
+    seen: dict[str, Any] = {}
+    mix = DistanceAwareAttention.mix
+
+    def watch(self: DistanceAwareAttention, *tensors: Tensor, **options: Any) -> Any:
+        seen.update(options)
+        return mix(self, *tensors, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DistanceAwareAttention, "mix", watch)
+        fast = encoder(inputs, **masks)
+    assert seen["attn_mask"] is None
+    assert seen["causal"] == (kind != "padding")
+    assert (seen["key_padding_mask"] is not None) == (kind != "causal")
+    monkeypatch.setattr("datransformer.nn.multihead._can_be_read", lambda mask: False)
+    torch.testing.assert_close(fast, encoder(inputs, **masks))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_beside_is_causal_that_says_more_is_heeded(dtype: torch.dtype) -> None:
+    attention = DistanceAwareAttention(EMBED_DIM, HEADS)
+    inputs = torch.randn(BATCH, LENGTH, EMBED_DIM)
+    hidden = torch.ones(LENGTH, LENGTH).triu(1).bool()
+    hidden[4, 1] = True
+    mask = hidden if dtype == torch.bool else torch.zeros(LENGTH, LENGTH).masked_fill(hidden, -torch.inf)
+    _, weights = attention(inputs, inputs, inputs, attn_mask=mask, is_causal=True)
+    assert weights[:, 4, 1].count_nonzero() == 0
+    biased = torch.zeros(LENGTH, LENGTH).masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -torch.inf)
+    biased[3, 0] = 9.0
+    _, weights = attention(inputs, inputs, inputs, attn_mask=biased, is_causal=True)
+    assert (weights[:, 3, 0] > 0.9).all()
+
+
+def test_a_padding_mask_of_numbers_is_added() -> None:
+    attention = DistanceAwareAttention(EMBED_DIM, HEADS)
+    inputs, padding = torch.randn(BATCH, LENGTH, EMBED_DIM), torch.zeros(BATCH, LENGTH)
+    padding[:, 2] = 9.0
+    _, weights = attention(inputs, inputs, inputs, key_padding_mask=padding)
+    assert (weights[:, :, 2] > 0.9).all()
+    padding.zero_().requires_grad_()
+    attention(inputs, inputs, inputs, key_padding_mask=padding)[0].sum().backward()
+    assert padding.grad is not None
+
+
+def test_batch_first_is_the_only_way() -> None:
+    DistanceAwareAttention(EMBED_DIM, HEADS, batch_first=True)
+    with pytest.raises(ValueError, match="batch_first: got False, expected True"):
+        DistanceAwareAttention(EMBED_DIM, HEADS, batch_first=False)
 
 
 def test_in_a_decoder_layer() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datransformer import ADJUSTMENTS, MAPPINGS, distance_aware_attention
+from datransformer import ADJUSTMENTS, BACKENDS, MAPPINGS, distance_aware_attention, explain_backends
 
 BATCH, HEADS, LENGTH, HEAD_DIM = 2, 3, 5, 7
 PAIRS = list(itertools.product(MAPPINGS, ADJUSTMENTS))
@@ -333,3 +333,19 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_bad_input_is_named(wrong: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"^{message}"):
         distance_aware_attention(**{**TENSORS, **wrong})
+
+
+def test_every_backend_says_why_it_would_not_be_taken() -> None:
+    query = torch.randn(2, 3, 5, 7)
+    reasons = explain_backends(query, query, query)
+    assert list(reasons) == list(BACKENDS)
+    assert "not on a CUDA device" in (reasons["fused"] or "triton") or "triton" in (reasons["fused"] or "")
+    assert reasons["reference"] is None
+    for options, reason in (
+        ({"return_weights": True}, "the weights are asked for"),
+        ({"mapping": "clip"}, "mapping 'clip'"),
+        ({"attn_mask": torch.zeros(5, 5)}, "attn_mask is given"),
+    ):
+        assert reason in (explain_backends(query, query, query, **options)["blocked"] or "")
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "bfloat16" in (explain_backends(query, query, query)["blocked"] or "")

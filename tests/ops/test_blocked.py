@@ -366,7 +366,7 @@ def test_torch_finds_nothing_wrong_with_the_operator(budget: "Budget") -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mapping": "clip"}, "mapping 'clip' with adjust 'early_multiply' has no kernel"),
     ({"adjust": "late_add"}, "mapping 'learnable_sigmoid' with adjust 'late_add' has no kernel"),
-    ({"return_weights": True}, "return_weights asks for the weights, which are never formed"),
+    ({"return_weights": True}, "the weights are asked for, by return_weights or need_weights, and are never formed"),
     ({"attn_mask": torch.zeros(5, 5)}, "attn_mask is given"),
     ({"value": torch.zeros(1, 1, 5, 9)}, "value_dim is 9, not head_dim, 8"),
     ({name: torch.zeros(1, 1, 0, 8) for name in ("key", "value")}, "a tensor is empty"),

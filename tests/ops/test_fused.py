@@ -105,6 +105,51 @@ def test_the_module_trains_on_it() -> None:
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+@pytest.mark.parametrize("length", [40, 150])
+def test_minus_zero_is_zero(budget: "Budget", length: int) -> None:
+    """A head with w = 0 has no distance at which f has come to its limit, whichever zero it is."""
+    inputs, _ = budget.make_inputs(
+        (1, 3, length, length, 8), [-0.0, 0.0, -0.0], [0.0, 2.0, -100.0], torch.float32, "cpu"
+    )
+    call: dict[str, Any] = {"key_padding_mask": None, "causal": False, "scale": 0.3}
+    got = fused.attention(*inputs, **call)[0]
+    torch.testing.assert_close(got, distance_aware_attention(*inputs, scale=0.3, backend="reference"))
+
+
+@pytest.mark.parametrize("length", [40, 150])
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_nan_goes_where_the_reference_lets_it_go(budget: "Budget", length: int, broken: int) -> None:
+    inputs, gradient = budget.make_inputs(
+        (1, 3, length, length, 8), [0.4, 0.0, -0.3], [0.0, 2.0, -1.0], torch.float32, "cpu"
+    )
+    inputs[broken][0, 1, 3, 2] = torch.nan
+    results = [
+        budget.run(
+            lambda *leaves, name=name: (distance_aware_attention(*leaves, backend=name),), inputs, gradient, None
+        )
+        for name in ("fused", "reference")
+    ]
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got.isnan(), want.isnan())
+
+
+def test_many_heads_take_their_turns() -> None:
+    weight = torch.randn(300)
+    weight[7], weight[9] = torch.nan, weight[8]
+    order = fused._order(weight)
+    assert sorted(order.tolist()) == list(range(300))
+    falling = weight.nan_to_num(-torch.inf)[order.long()]
+    assert (falling[:-1] >= falling[1:]).all()
+
+
+def test_tiles_fit_into_small_shared_memory() -> None:
+    for head_dim in (96, 200):
+        for kernel in ("forward", "query", "key"):
+            rows, keys, _, stages, _ = fused._tiles(kernel, head_dim, torch.bfloat16, False)
+            width = fused._width(head_dim)
+            assert 2 * width * (2 * rows + 2 * max(rows, keys) * stages) <= 99 << 10
+
+
 def test_no_second_derivative(budget: "Budget") -> None:
     inputs, _ = budget.make_inputs((1, 1, 5, 5, 8), [0.1], [0.0], torch.float32, "cpu")
     leaves = [tensor.requires_grad_() for tensor in inputs]
@@ -133,7 +178,7 @@ def test_second_derivatives_where_it_was_not_asked_for_by_name(budget: "Budget")
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mapping": "clip"}, "mapping 'clip' with adjust 'early_multiply' has no kernel"),
     ({"adjust": "late_add"}, "mapping 'learnable_sigmoid' with adjust 'late_add' has no kernel"),
-    ({"return_weights": True}, "return_weights asks for the weights, which are never formed"),
+    ({"return_weights": True}, "the weights are asked for, by return_weights or need_weights, and are never formed"),
     ({"attn_mask": torch.zeros(5, 5)}, "attn_mask is given"),
     ({"value": torch.zeros(1, 1, 5, 9)}, "value_dim is 9, not head_dim, 8"),
 ]

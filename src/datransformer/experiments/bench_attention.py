@@ -557,10 +557,35 @@ LEGEND = (
 )
 
 
+def summary(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Our time as a share of each rival's that ours is to be judged by, forward / forward and backward."""
+    cases = result["cases"]
+    rivals = [
+        name
+        for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa")
+        if any(name in case["rows"] for case in cases)
+    ]
+
+    def cell(mine: Mapping[str, Any], other: Mapping[str, Any] | None) -> str:
+        parts = []
+        for kind in ("forward", "both"):
+            ms, base = mine[kind].get("ms"), None if other is None else other[kind].get("ms")
+            parts.append("—" if ms is None or base is None else f"{ms / base:.2f}")
+        return "" if set(parts) == {"—"} else " / ".join(parts)
+
+    rows = []
+    for case in cases:
+        mine = next(row for row in case["rows"].values() if row["ours"])
+        rows.append([case["name"], *(cell(mine, case["rows"].get(name)) for name in rivals)])
+    labels = [next(case["rows"][name]["label"] for case in cases if name in case["rows"]) for name in rivals]
+    return ["our time ÷ that of", *labels], rows
+
+
 def attention_markdown(result: Mapping[str, Any]) -> str:
     """The tables of docs/performance.md."""
     device = result["machine"]["device"] + (f", {result['threads']} threads" if result["threads"] else "")
     lines = [f"On {device}, torch {result['versions']['torch']}, commit {(result['commit'] or 'unknown')[:12]}:"]
+    lines += ["", *markdown(*summary(result)), "", "Everybody, shape by shape:"]
     for heads, rows in tables(result):
         lines += ["", *markdown(heads, rows)]
     return "\n".join(lines) + "\n"

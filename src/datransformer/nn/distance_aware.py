@@ -40,6 +40,7 @@ class DistanceAwareAttention(MultiheadAttention):
         distance_weight_init: First value of w: a number for all heads, or one per head.
         distance_shift_init: First value of v, likewise.
         backend: Passed on to `datransformer.distance_aware_attention`.
+        batch_first: True, for those who are used to writing it.
     """
 
     def __init__(
@@ -55,7 +56,10 @@ class DistanceAwareAttention(MultiheadAttention):
         distance_weight_init: float | Sequence[float] | Tensor | None = None,
         distance_shift_init: float | Sequence[float] | Tensor | None = None,
         backend: str = "auto",
+        batch_first: bool = True,
     ) -> None:
+        if not batch_first:
+            raise ValueError("batch_first: got False, expected True: inputs are (batch, length, embed_dim)")
         super().__init__(embed_dim, num_heads, head_dim, dropout=dropout, bias=bias)
         check_choice("mapping", mapping, MAPPINGS)
         check_choice("adjust", adjust, ADJUSTMENTS)
@@ -87,7 +91,7 @@ class DistanceAwareAttention(MultiheadAttention):
         return distance_aware_attention(*inputs, **chosen), None
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, mapping={self.mapping!r}, adjust={self.adjust!r}"
+        return f"{super().extra_repr()}, mapping={self.mapping!r}, adjust={self.adjust!r}, backend={self.backend!r}"
 
 
 def _per_head(argument: str, values: float | Sequence[float] | Tensor, num_heads: int) -> nn.Parameter:

@@ -103,7 +103,8 @@ class Encoder(nn.Module):
         check_choice("mixer", mixer, MIXERS)
         check_dropout("attention_dropout", attention_dropout)
         options = dict(mixer_options or {})
-        known = set(inspect.signature(MIXERS[mixer]).parameters) - {"embed_dim", "num_heads", "head_dim", "dropout"}
+        given = {"embed_dim", "num_heads", "head_dim", "dropout", "batch_first"}
+        known = set(inspect.signature(MIXERS[mixer]).parameters) - given
         for option in options:
             check_choice("mixer_options", option, sorted(known))
         self.embed_dim = embed_dim

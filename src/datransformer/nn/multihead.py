@@ -14,7 +14,9 @@ from datransformer.ops.checks import (
     check_positive_int,
     check_shape,
     check_tensor,
+    under_autocast,
 )
+from datransformer.ops.fast_paths import is_transformed
 
 
 class MixOptions(TypedDict):
@@ -112,7 +114,7 @@ class MultiheadAttention(nn.Module):
             key: ``[batch, key_length, embed_dim]``.
             value: ``[batch, key_length, embed_dim]``.
             key_padding_mask: ``[batch, key_length]``; bool, True = ignore, or float, added to the scores.
-            need_weights: Whether to return the attention weights, which may cost a slower path.
+            need_weights: Whether to return the attention weights. No fast path forms them: pass False in training.
             attn_mask: ``[query_length, key_length]`` or ``[batch * num_heads, query_length, key_length]``; bool,
                 True = ignore, or float, added to the scores.
             average_attn_weights: Whether the returned weights are averaged over the heads.
@@ -140,6 +142,9 @@ class MultiheadAttention(nn.Module):
 
         shape = (query.shape[0], self.num_heads, query.shape[1], key.shape[1])
         attn_mask = self._unfold_attn_mask(attn_mask, shape)
+        key_padding_mask = _as_bool_padding(key_padding_mask)
+        if is_causal and _is_causal_mask(attn_mask):
+            attn_mask = None
         if key_padding_mask is not None and key_padding_mask.is_floating_point():
             # torch's own encoder layers turn a bool mask into 0 and −inf before they pass it on.
             check_shape("key_padding_mask", key_padding_mask, "(batch, key_length)", (shape[0], shape[3]))
@@ -176,7 +181,7 @@ class MultiheadAttention(nn.Module):
                     f"(length, embed_dim) with embed_dim = {self.embed_dim}"
                 )
             weight = self.in_proj_weight
-            if tensor.dtype != weight.dtype and not _under_autocast(tensor):
+            if tensor.dtype != weight.dtype and not under_autocast(tensor):
                 raise TypeError(f"{name}: got dtype {tensor.dtype}, expected that of the module, {weight.dtype}")
             if tensor.dim() != query.dim():
                 raise ValueError(f"{name}: got {tensor.dim()} axes, expected as many as query has, {query.dim()}")
@@ -219,9 +224,31 @@ class MultiheadAttention(nn.Module):
         )
 
 
-def _under_autocast(tensor: Tensor) -> bool:
-    device = tensor.device.type
-    return device != "meta" and torch.is_autocast_enabled(device)
+def _can_be_read(mask: Tensor | None) -> bool:
+    """Whether the content of a mask may decide what is computed: not while a program is being recorded."""
+    return (
+        mask is not None
+        and not (mask.requires_grad or mask.is_meta or torch.compiler.is_compiling() or is_transformed())
+        and not (mask.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def _as_bool_padding(mask: Tensor | None) -> Tensor | None:
+    """A mask of 0 and −inf, which is what torch's own encoder layers make of a bool one, as the bool that it was."""
+    if mask is None or not mask.is_floating_point() or not _can_be_read(mask):
+        return mask
+    hidden = mask.isneginf()
+    return hidden if ((mask == 0) | hidden).all() else mask
+
+
+def _is_causal_mask(mask: Tensor | None) -> bool:
+    """Whether a mask hides what ``is_causal`` hides and nothing else: torch's encoders pass both."""
+    if mask is None or mask.dim() != 2 or not _can_be_read(mask):
+        return False
+    queries, keys = mask.shape
+    later = torch.ones_like(mask, dtype=torch.bool).triu(keys - queries + 1)
+    hidden = mask if mask.dtype == torch.bool else mask.isneginf()
+    return bool((hidden == later).all() and (mask.dtype == torch.bool or (hidden | (mask == 0)).all()))
 
 
 def _as_float(mask: Tensor, dtype: torch.dtype) -> Tensor:

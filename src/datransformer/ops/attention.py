@@ -19,6 +19,7 @@ from datransformer.ops.checks import (
     check_positive_float,
     check_positive_int,
     check_shape,
+    under_autocast,
 )
 from datransformer.ops.mapping import MAPPINGS
 
@@ -152,8 +153,9 @@ def distance_aware_attention(
             After dropout, and in the late methods, the weights of a query do not sum to one.
         backend: ``"auto"``, or a key of `BACKENDS`, which then raises where it cannot run the call. ``"fused"`` needs a
             CUDA device and Triton, ``"blocked"`` a CPU, fp32 and the extension built; both need the default mapping and
-            adjusting method, and neither attn_mask nor the weights. What dropout drops follows torch's generator, but
-            differs between backends.
+            adjusting method, a head_dim of up to 256 that is also value_dim, and neither attn_mask nor the weights.
+            `explain_backends` says which one a call would get, and why no other. What dropout drops follows torch's
+            generator, but differs between backends.
 
     Returns:
         ``[batch, heads, query_length, value_dim]``, or that and the weights. A query with no visible key gets zeros.
@@ -179,18 +181,16 @@ def distance_aware_attention(
     check_shape("value", value, "(batch, heads, key_length, value_dim)", (batch, heads, key_length, value.shape[3]))
     for name, parameter in (("distance_weight", distance_weight), ("distance_shift", distance_shift)):
         check_floating(name, parameter)
-        check_shape(name, parameter, "(heads,)", (heads,))
+        check_shape(name, parameter, "(heads,) of a query (batch, heads, length, head_dim)", (heads,))
     if key_padding_mask is not None:
         check_bool_mask("key_padding_mask", key_padding_mask, "(batch, key_length)", (batch, key_length))
     if attn_mask is not None:
         check_attn_mask("attn_mask", attn_mask, (batch, heads, query_length, key_length))
 
     autocast_off: nullcontext[None] | torch.autocast = nullcontext()
-    device = query.device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
-        low = torch.get_autocast_dtype(device)
-        query, key, value = (t if t.dtype == torch.float64 else t.to(low) for t in (query, key, value))
-        autocast_off = torch.autocast(device, enabled=False)
+    if under_autocast(query):
+        query, key, value = _as_autocast(query, key, value)
+        autocast_off = torch.autocast(query.device.type, enabled=False)
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype != query.dtype:
             raise TypeError(f"{name}: got dtype {tensor.dtype}, expected that of query, {query.dtype}")
@@ -231,3 +231,41 @@ def distance_aware_attention(
         return output
     assert weights is not None
     return output, weights
+
+
+def explain_backends(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mapping: str = "learnable_sigmoid",
+    adjust: str = "early_multiply",
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_weights: bool = False,
+) -> dict[str, str | None]:
+    """Why each backend would not be taken for a call of `distance_aware_attention`, by name, in order of preference.
+
+    ``backend="auto"`` takes the first with None. Arguments that make no difference, as padding and causal masks, are
+    not asked for.
+    """
+    if under_autocast(query):
+        query, key, value = _as_autocast(query, key, value)
+    return {
+        name: backend.reason_against(
+            query,
+            value,
+            mapping=mapping,
+            adjust=adjust,
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            return_weights=return_weights,
+            strict=False,
+        )
+        for name, backend in BACKENDS.items()
+    }
+
+
+def _as_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    low = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(low) for tensor in tensors)

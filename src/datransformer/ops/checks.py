@@ -93,3 +93,9 @@ def check_attn_mask(argument: str, value: object, expected: Sequence[int]) -> No
             f"{argument}: got shape {shape}, expected (query_length, key_length) = {full[2:]} "
             f"or (batch, heads, query_length, key_length) = {full}, where batch and heads may be 1"
         )
+
+
+def under_autocast(tensor: Tensor) -> bool:
+    """Whether operations on ``tensor`` choose their own precision here."""
+    device = tensor.device.type
+    return device != "meta" and torch.is_autocast_enabled(device)

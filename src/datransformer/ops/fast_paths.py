@@ -21,7 +21,7 @@ def common_reason_against(
             f"mapping {mapping!r} with adjust {adjust!r} has no kernel, only 'learnable_sigmoid' with 'early_multiply'"
         )
     if return_weights:
-        return "return_weights asks for the weights, which are never formed"
+        return "the weights are asked for, by return_weights or need_weights, and are never formed"
     if attn_mask is not None:
         return "attn_mask is given"
     if query.shape[-1] > MAX_HEAD_DIM:

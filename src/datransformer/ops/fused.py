@@ -23,6 +23,8 @@ FAR_TOLERANCE = {torch.float32: 1e-7, torch.bfloat16: 1e-5, torch.float16: 1e-5}
 # Up to this length a sequence is one tile, if that is no larger than so many bytes: more does not fit in registers.
 SHORT_LENGTH, SHORT_BYTES = 128, 8192
 
+ROOMY_BYTES = 160 << 10
+
 # In fp32 there are no tensor cores to use. Only from this many pairs on does "auto" save memory rather than time.
 MANY_PAIRS = 2**28
 
@@ -174,7 +176,8 @@ class _Call:
     def tiles(self, kernel: str) -> dict[str, Any]:
         """Constants of a kernel that goes from tile to tile."""
         constants = self.constants
-        rows, keys, warps, stages, registers = _tiles(kernel, constants["BLOCK_D"], self.query.dtype)
+        shape = _tiles(kernel, constants["BLOCK_D"], self.query.dtype, _is_roomy(self.query.device))
+        rows, keys, warps, stages, registers = shape
         rows = min(rows, max(16, _power_of_two(self.query_length)))
         keys = min(keys, max(16, _power_of_two(self.key_length)))
         looped = self.query_length % rows if kernel == "key" else self.key_length % keys
@@ -185,7 +188,7 @@ class _Call:
             "RAGGED": looped != 0 or constants["HEAD_DIM"] != constants["BLOCK_D"] or self.packed,
             "num_warps": warps,
             "num_stages": stages,
-            "maxnreg": registers,
+            **({} if registers is None or torch.version.hip else {"maxnreg": registers}),
         }
 
     def short(self, kernel: str) -> tuple[int, dict[str, Any]]:
@@ -199,15 +202,25 @@ class _Call:
         return programs, {**self.constants, **sizes, "num_warps": warps, "num_stages": stages}
 
 
-def _tiles(kernel: str, head_dim: int, dtype: torch.dtype) -> tuple[int, int, int, int, int | None]:
+def _is_roomy(device: torch.device) -> bool:
+    """Whether a program may have the shared memory that data-centre GPUs since Ampere have; other GPUs have 99 KiB."""
+    if device.type != "cuda":
+        return True
+    properties: Any = torch.cuda.get_device_properties(device)  # which torch's type hints know in part
+    return bool(properties.shared_memory_per_block_optin >= ROOMY_BYTES)
+
+
+def _tiles(kernel: str, head_dim: int, dtype: torch.dtype, roomy: bool) -> tuple[int, int, int, int, int | None]:
     """(query rows, keys, warps, stages, registers per thread at most) of a tile.
 
-    Those for fp32 and for head_dim above 128 are untuned. The bounds on registers let 4 programs of 128 threads, or 3,
-    share a multiprocessor; only near tiles would have a use for more.
+    Tuned on an H200, but for fp32, for head_dim above 128 and for what is not ``roomy``. The bounds on registers let 4
+    programs of 128 threads, or 3, share a multiprocessor; only near tiles would have a use for more.
     """
     if dtype == torch.float32:
         return (32, 32, 4, 1, None) if head_dim > 64 else (64, 32, 4, 1, None)
     if head_dim > 128:
+        return (64, 32, 4, 2, None) if roomy else (32, 32, 4, 1, None)
+    if head_dim > 64 and not roomy:
         return 64, 32, 4, 2, None
     if head_dim > 64:
         return {"forward": (64, 64, 4, 3, None), "query": (128, 64, 8, 3, None), "key": (32, 64, 4, 3, None)}[kernel]
@@ -246,7 +259,8 @@ def _prefix_sums(
 def _order(weight: Tensor) -> Tensor:
     """The heads, those with most to do first."""
     order = weight.new_empty(weight.shape, dtype=torch.int32)
-    _kernels().order_kernel[(1,)](weight, order, len(weight), HEADS=_power_of_two(len(weight)), num_warps=1)
+    heads = len(weight)
+    _kernels().order_kernel[(heads,)](weight, order, heads, HEADS=_power_of_two(heads), num_warps=1)
     return order
 
 

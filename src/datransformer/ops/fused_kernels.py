@@ -37,19 +37,25 @@ LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def order_kernel(weight_ptr, order_ptr, heads, HEADS: tl.constexpr):
-    """Heads by falling weight: large w means much work, and the longest job should start first.
+    """Heads by falling weight: large w means much work, and the longest job should start first. A program a head.
 
     In a kernel of its own: the assembler knows that all threads load the same number, but not that all compute it, and
     a loop that some threads might leave early is slower.
     """
-    index = tl.arange(0, HEADS)
-    weight = tl.load(weight_ptr + index, mask=index < heads, other=float("-inf"))
+    head, index = tl.program_id(0), tl.arange(0, HEADS)
+    inside = index < heads
+    weight = tl.load(weight_ptr + index, mask=inside, other=float("-inf"))
     weight = tl.where(weight == weight, weight, float("-inf"))  # a NaN must not leave a head without its turn
-    ahead = (weight[None, :] > weight[:, None]) | (
-        (weight[None, :] == weight[:, None]) & (index[None, :] < index[:, None])
-    )
-    ranks = tl.sum(ahead.to(tl.int32), 1)
-    tl.store(order_ptr + ranks, index, mask=index < heads)
+    mine = tl.load(weight_ptr + head)
+    mine = tl.where(mine == mine, mine, float("-inf"))
+    ahead = ((weight > mine) | ((weight == mine) & (index < head))) & inside
+    tl.store(order_ptr + tl.sum(ahead.to(tl.int32), 0), head)
+
+
+@triton.jit
+def rectified(scores):
+    """ReLU, through which a NaN goes as in torch."""
+    return tl.maximum(scores, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -92,8 +98,8 @@ def reach_of(weight, shift, tail, DROPOUT: tl.constexpr):
         if DROPOUT:
             reach += float("inf")
     else:  # 1 + e^v − c < (1 + e^v) e^(v − w·distance)
-        reach = tl.maximum(tail + shift + tl.log2(1.0 + tl.exp2(shift * LOG2E)) / LOG2E, 0.0) / weight
-    return reach
+        reach = tl.maximum(tail + shift + tl.log2(1.0 + tl.exp2(shift * LOG2E)) / LOG2E, 0.0) / tl.abs(weight)
+    return tl.where(reach == reach, reach, float("inf"))  # w is 0, or −0: there is no limit to come near to
 
 
 @triton.jit
@@ -256,7 +262,7 @@ def forward_tiles(
         else:
             key = tl.load(key_at)
             value = tl.load(value_at)
-        positive = tl.maximum(tl.dot(query, key, input_precision=PRECISION), 0.0)  # [M, N]
+        positive = rectified(tl.dot(query, key, input_precision=PRECISION))  # [M, N]
         if NEAR:
             distance = tl.abs(places[:, None] - keys.to(tl.float32)[None, :])
             positive = positive * gate(distance, weight, shift, PRECISION)
@@ -509,7 +515,7 @@ def query_tiles(
             value = tl.load(value_at)
         scores = tl.dot(query, key, input_precision=PRECISION)  # [M, N]
         if DELTA:  # elsewhere no weight of a score below 0 is used
-            scores = tl.maximum(scores, 0.0)
+            scores = rectified(scores)
         if NEAR:
             distance = tl.abs(places[:, None] - keys.to(tl.float32)[None, :])
             opened = gate(distance, weight, shift, PRECISION)
@@ -527,7 +533,7 @@ def query_tiles(
         if DELTA:
             shift_slope += tl.sum(weights * product, 1)
         else:
-            slope = tl.where(scores > 0.0, weights * (product - delta[:, None]), 0.0)
+            slope = tl.where(scores <= 0.0, 0.0, weights * (product - delta[:, None]))
             if NEAR:
                 slope = slope * opened
                 rise, shut = slope * scores, 1.0 - opened
@@ -688,7 +694,7 @@ def key_tiles(
             gradient = tl.load(gradient_at)
         next_delta, next_total = block_statistics(delta_ptr, line_length, block + 1, query_length, BLOCK_M, RAGGED)
         scores = tl.dot(key, query, input_precision=PRECISION)  # [N, M]
-        positive = tl.maximum(scores, 0.0)
+        positive = rectified(scores)
         if NEAR:
             distance = tl.abs((rows + offset).to(tl.float32)[None, :] - places[:, None])
             opened = gate(distance, weight, shift, PRECISION)
@@ -714,7 +720,7 @@ def key_tiles(
         slope = weights * (product - delta[None, :])
         if NEAR:
             slope = slope * opened
-        slope = tl.where(scores > 0.0, slope, 0.0)
+        slope = tl.where(scores <= 0.0, 0.0, slope)
         key_gradient = tl.dot(saturate(slope, query.dtype), tl.trans(query), key_gradient, input_precision=PRECISION)
         query_at += BLOCK_M * stride_qn
         gradient_at += BLOCK_M * stride_gn

@@ -8,7 +8,7 @@ and layouts as in `fused_kernels.py`.
 import triton
 import triton.language as tl
 
-from datransformer.ops.fused_kernels import gate, kept, rise_of, row_keys, saturate, span_of
+from datransformer.ops.fused_kernels import gate, kept, rectified, rise_of, row_keys, saturate, span_of
 
 
 @triton.jit
@@ -25,7 +25,7 @@ def soft_weights(
 ):  # fmt: skip
     """Attention weights [M, N], and the query-key products that they come from. A query that sees no key has zeros."""
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)  # [M, N]
-    scaled = tl.maximum(scores, 0.0) * opened * bound
+    scaled = rectified(scores) * opened * bound
     seen = keys < key_length
     if HAS_PADDING:
         seen &= tl.load(padding_ptr + padding_start + keys, mask=seen, other=1) == 0
@@ -145,7 +145,7 @@ def short_backward_kernel(
             product = tl.where(left, product * gain, 0.0)
         value_gradient = tl.dot(tl.trans(used.to(gradient.dtype)), gradient, input_precision=PRECISION)  # [N, D]
         slope = weights * (product - tl.sum(weights * product, 1)[:, None])
-        slope = tl.where(scores > 0.0, slope * opened, 0.0)
+        slope = tl.where(scores <= 0.0, 0.0, slope * opened)
         rises += slope * scores
         if not ALIGNED:
             weight_slope += tl.sum(rises * (1.0 - opened) * distance, 1)
