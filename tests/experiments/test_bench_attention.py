@@ -387,7 +387,8 @@ def test_the_figure_has_a_line_for_everyone_who_was_measured(result: dict[str, A
     figure = attention_growth(result)
     time, memory = figure.axes
     labels = [row["label"] for row in result["cases"][-1]["rows"].values() if "ms" in row["both"]]
-    assert {"ours", "SDPA"} <= set(labels)
+    assert labels[0] in ("ours, blocked", "ours, reference")
+    assert "SDPA" in labels
     assert [line.get_label() for line in time.get_lines()] == labels
     assert [np.asarray(line.get_xdata()).tolist() for line in memory.get_lines()] == [[64, 128]] * len(labels)
     assert (time.get_xscale(), time.get_yscale(), memory.get_yscale()) == ("log", "log", "log")

@@ -35,6 +35,7 @@ from datransformer.experiments.contestants import (
 )
 from datransformer.experiments.machine import commit, machine, markdown, versions_of
 from datransformer.experiments.meters import METERS, Call, Meter, Turn, attempt, interleave, quartiles
+from datransformer.ops.attention import explain_backends
 from datransformer.version import __version__
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -209,6 +210,11 @@ def measure_case(
     for name in names:
         contestant = CONTESTANTS[name]
         row = rows[name] = {"label": contestant.label, "ours": contestant.ours}
+        if contestant.ours and inputs:
+            sample = inputs[0]
+            reasons = explain_backends(sample.query, sample.key, sample.value)
+            row["backend"] = next(backend for backend, reason in reasons.items() if reason is None)
+            row["label"] = f"{contestant.label}, {row['backend']}"
         no_time = "left out: there was no time left to compile it" if contestant.compiled and late() else None
         reason = failure or against[name] or no_time
         for kind in PASSES:
