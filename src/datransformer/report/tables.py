@@ -1,0 +1,203 @@
+"""Tables of methods and metrics in Markdown, in which no star stands without the numbers that earned it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from datransformer.experiments.machine import markdown
+from datransformer.experiments.paper import Printed
+from datransformer.report.statistics import (
+    SIGNIFICANT,
+    TEST_NAMES,
+    Comparison,
+    Interval,
+    Scores,
+    Significance,
+    Summary,
+    ranked,
+    summarise,
+)
+
+MISSING = "—"
+STAR = r"\*"  # a bare one would open italics
+NOT_IN_THE_PAPER = "*not in the paper*"
+IN_THE_PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric on a data set.
+
+    Args:
+        name: What rows and comparisons know it by.
+        label: What stands at its head.
+        percent: Whether scores are shares, shown times 100.
+        digits: How many stand behind the point.
+        higher_is_better: Which way it points.
+    """
+
+    name: str
+    label: str
+    percent: bool = True
+    digits: int = 2
+    higher_is_better: bool = True
+
+    def shown(self, value: float, sign: str = "") -> str:
+        """``value`` as the column prints it; with ``sign="+"`` a gain has its sign too."""
+        return f"{value * (100 if self.percent else 1):{sign}.{self.digits}f}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method.
+
+    Args:
+        method: What comparisons know it by.
+        label: What stands in front of it.
+        scores: Its runs by column; a column without runs is shown as missing.
+        paper: What the paper prints by column, in the units of the table.
+        in_the_paper: Whether the paper has the method at all; the others stand below it.
+    """
+
+    method: str
+    label: str
+    scores: Mapping[str, Scores]
+    paper: Mapping[str, Printed] = field(default_factory=dict)
+    in_the_paper: bool = True
+
+
+def results_table(
+    columns: Sequence[Column], rows: Sequence[Row], comparisons: Mapping[str, Comparison] | None = None
+) -> str:
+    """The table, and below it a line for each comparison and each gap.
+
+    A cell is mean ± standard deviation over runs, or the score of a single one; the best of all rows is bold, the
+    second best underlined, and what looks the same is treated the same. A column in which some row has a printed number
+    is followed by one with the paper's. Our method has a star where it is better than the best of the others at
+    p < 0.05, corrected where the comparisons are (`datransformer.report.statistics.correct`).
+
+    Args:
+        columns: The metrics, from left to right.
+        rows: The methods, from top to bottom.
+        comparisons: By column, where our method is compared; its line names the p-values, effect size and interval.
+    """
+    comparisons = comparisons or {}
+    summaries = {column.name: _summaries(column, rows) for column in columns}
+    printed = [column for column in columns if any(column.name in row.paper for row in rows)]
+    heads = ["method"]
+    for column in columns:
+        heads += [column.label, IN_THE_PAPER] if column in printed else [column.label]
+    marks = {column.name: _marks(column, summaries[column.name], comparisons.get(column.name)) for column in columns}
+
+    def cells(row: Row) -> list[str]:
+        line = [row.label]
+        for column in columns:
+            found = summaries[column.name].get(row.method)
+            line.append(_cell(column, found, marks[column.name].get(row.method, "{}")))
+            if column in printed:
+                line.append(_printed(column, row.paper.get(column.name)))
+        return line
+
+    inside = [cells(row) for row in rows if row.in_the_paper]
+    outside = [cells(row) for row in rows if not row.in_the_paper]
+    separator = [[NOT_IN_THE_PAPER, *[""] * (len(heads) - 1)]] if inside and outside else []
+    labels = {row.method: row.label for row in rows}
+    notes = [_footnote(column, comparisons[column.name], labels) for column in columns if column.name in comparisons]
+    if any(_is_starred(comparisons[column.name]) for column in columns if column.name in comparisons):
+        notes.append(f"{STAR} better than the best of the others at p < {SIGNIFICANT:g} in {_star_tests(comparisons)}.")
+    notes += _gaps(columns, rows, summaries)
+    return "\n".join(
+        [*markdown(heads, [*inside, *separator, *outside]), *(line for note in notes for line in ("", note))]
+    )
+
+
+def _summaries(column: Column, rows: Sequence[Row]) -> dict[str, Summary]:
+    found = {}
+    for row in rows:
+        scores = row.scores.get(column.name, ())
+        if len(scores):
+            found[row.method] = summarise(list(scores.values()) if isinstance(scores, Mapping) else scores)
+    return found
+
+
+def _marks(column: Column, summaries: Mapping[str, Summary], comparison: Comparison | None) -> dict[str, str]:
+    """By method what goes around its mean. Ranks go by what is shown: of two equal numbers neither looks better."""
+    shown = {method: float(column.shown(summary.mean)) for method, summary in summaries.items()}
+    best, second = ranked(shown, column.higher_is_better)
+    if len(best) == len(shown):  # alone, or all the same: nothing stands out
+        best, second = (), ()
+    marks = {**dict.fromkeys(best, "**{}**"), **dict.fromkeys(second, "<u>{}</u>")}
+    if comparison and _is_starred(comparison):
+        marks[comparison.ours] = marks.get(comparison.ours, "{}") + STAR
+    return marks
+
+
+def _cell(column: Column, summary: Summary | None, mark: str) -> str:
+    if summary is None:
+        return MISSING
+    mean = mark.format(column.shown(summary.mean))
+    return mean if summary.deviation is None else f"{mean} ± {column.shown(summary.deviation)}"
+
+
+def _printed(column: Column, printed: Printed | None) -> str:
+    return f"{printed.mean:.{column.digits}f} ± {printed.deviation:.{column.digits}f}" if printed else ""
+
+
+def _decisive(comparison: Comparison) -> float | None:
+    """The p-value a star goes by: Welch's, which assumes least, corrected where it was."""
+    return comparison.welch.p if comparison.welch.family is None else comparison.welch.corrected
+
+
+def _is_starred(comparison: Comparison) -> bool:
+    p = _decisive(comparison)
+    return p is not None and p < SIGNIFICANT and comparison.gain > 0
+
+
+def _star_tests(comparisons: Mapping[str, Comparison]) -> str:
+    corrected = all(comparison.welch.family is not None for comparison in comparisons.values())
+    return f"{TEST_NAMES['welch']}, {'after' if corrected else 'without'} Holm's correction"
+
+
+def _footnote(column: Column, comparison: Comparison, labels: Mapping[str, str]) -> str:
+    unit = " points" if column.percent else ""
+    ours, rival = (labels.get(method, method) for method in (comparison.ours, comparison.rival))
+    parts = [f"{column.label}: {ours} − {rival} = {column.shown(comparison.welch.difference, '+')}{unit}"]
+    parts += [_test(test) for test in (comparison.welch, comparison.paired) if test]
+    if comparison.interval:
+        parts.append(_interval(column, comparison.interval))
+    return "; ".join(parts) + "."
+
+
+def _test(test: Significance) -> str:
+    name = TEST_NAMES[test.test]
+    if test.p is None:
+        return f"{name}: no p, {test.why_not}"
+    corrected = "not corrected" if test.corrected is None else f"Holm over {test.family}: {_p(test.corrected)}"
+    effect = "" if test.effect is None else f", {_EFFECTS[test.test]} = {test.effect:+.2f}"
+    return f"{name} {_p(test.p)} ({corrected}){effect}"
+
+
+_EFFECTS = {"welch": "d", "paired": "d_z"}
+
+
+def _p(value: float) -> str:
+    return "p < 0.0001" if value < 0.0001 else f"p = {value:.2g}" if value < 0.001 else f"p = {value:.3f}"
+
+
+def _interval(column: Column, interval: Interval) -> str:
+    ends = f"[{column.shown(interval.low, '+')}, {column.shown(interval.high, '+')}]"
+    return f"{interval.level * 100:g} % interval over {interval.items:,} items {ends}"
+
+
+def _gaps(columns: Sequence[Column], rows: Sequence[Row], summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
+    """What is missing, and which cells average fewer runs than the others."""
+    missing, fewer = [], []
+    most = max((summary.count for found in summaries.values() for summary in found.values()), default=0)
+    for column in columns:
+        found = summaries[column.name]
+        absent = [row.label for row in rows if row.method not in found]
+        short = [f"{row.label} ({found[row.method].count})" for row in rows
+                 if row.method in found and found[row.method].count < most]  # fmt: skip
+        missing += [f"{column.label}: {', '.join(absent)}"] if absent else []
+        fewer += [f"{column.label}: {', '.join(short)}"] if short else []
+    notes = [f"{MISSING} no runs. {'; '.join(missing)}."] if missing else []
+    return notes + ([f"Fewer than {most} runs. {'; '.join(fewer)}."] if fewer else [])
