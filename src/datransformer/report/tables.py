@@ -82,32 +82,24 @@ def results_table(
     """
     comparisons = comparisons or {}
     summaries = {column.name: _summaries(column, rows) for column in columns}
-    printed = [column for column in columns if any(column.name in row.paper for row in rows)]
-    heads = ["method"]
+    printed = {column.name for column in columns if any(column.name in row.paper for row in rows)}
+    heads, lines = ["method"], {row.method: [row.label] for row in rows}
     for column in columns:
-        heads += [column.label, IN_THE_PAPER] if column in printed else [column.label]
-    marks = {column.name: _marks(column, summaries[column.name], comparisons.get(column.name)) for column in columns}
-
-    def cells(row: Row) -> list[str]:
-        line = [row.label]
-        for column in columns:
+        heads.append(column.label)
+        marks = _marks(column, summaries[column.name], comparisons.get(column.name))
+        for row in rows:
             found = summaries[column.name].get(row.method)
-            line.append(_cell(column, found, marks[column.name].get(row.method, "{}")))
-            if column in printed:
-                line.append(_printed(column, row.paper.get(column.name)))
-        return line
-
-    inside = [cells(row) for row in rows if row.in_the_paper]
-    outside = [cells(row) for row in rows if not row.in_the_paper]
+            lines[row.method].append(_cell(column, found, marks.get(row.method, "{}")))
+        if column.name in printed:
+            heads.append(IN_THE_PAPER)
+            for row in rows:
+                lines[row.method].append(_printed(column, row.paper.get(column.name)))
+    inside = [lines[row.method] for row in rows if row.in_the_paper]
+    outside = [lines[row.method] for row in rows if not row.in_the_paper]
     separator = [[NOT_IN_THE_PAPER, *[""] * (len(heads) - 1)]] if inside and outside else []
-    labels = {row.method: row.label for row in rows}
-    notes = [_footnote(column, comparisons[column.name], labels) for column in columns if column.name in comparisons]
-    if any(_is_starred(comparisons[column.name]) for column in columns if column.name in comparisons):
-        notes.append(f"{STAR} better than the best of the others at p < {SIGNIFICANT:g} in {_star_tests(comparisons)}.")
-    notes += _gaps(columns, rows, summaries)
-    return "\n".join(
-        [*markdown(heads, [*inside, *separator, *outside]), *(line for note in notes for line in ("", note))]
-    )
+    notes = _footnotes(columns, rows, comparisons) + _gaps(columns, rows, summaries)
+    table = markdown(heads, [*inside, *separator, *outside])
+    return "\n".join(table + [line for note in notes for line in ("", note)])
 
 
 def _summaries(column: Column, rows: Sequence[Row]) -> dict[str, Summary]:
@@ -152,9 +144,16 @@ def _is_starred(comparison: Comparison) -> bool:
     return p is not None and p < SIGNIFICANT and comparison.gain > 0
 
 
-def _star_tests(comparisons: Mapping[str, Comparison]) -> str:
-    corrected = all(comparison.welch.family is not None for comparison in comparisons.values())
-    return f"{TEST_NAMES['welch']}, {'after' if corrected else 'without'} Holm's correction"
+def _footnotes(columns: Sequence[Column], rows: Sequence[Row], comparisons: Mapping[str, Comparison]) -> list[str]:
+    labels = {row.method: row.label for row in rows}
+    compared = [column for column in columns if column.name in comparisons]
+    notes = [_footnote(column, comparisons[column.name], labels) for column in compared]
+    if any(_is_starred(comparisons[column.name]) for column in compared):
+        notes.append(
+            f"{STAR} better than the method it is compared with above, at p < {SIGNIFICANT:g} in {TEST_NAMES['welch']}, "
+            "after Holm's correction where there is one."
+        )
+    return notes
 
 
 def _footnote(column: Column, comparison: Comparison, labels: Mapping[str, str]) -> str:
