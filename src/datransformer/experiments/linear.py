@@ -134,7 +134,7 @@ def _classes(*parts: Texts) -> tuple[Label, ...]:
     labels = {label for part in parts for label in part.labels}
     if len({isinstance(label, str) for label in labels}) > 1:
         raise InputError("labels: got names and numbers, expected one of the two")
-    return tuple(sorted(labels))  # type: ignore[type-var]
+    return tuple(sorted(labels))
 
 
 def _places(part: Texts, classes: Sequence[Label]) -> Ints:

@@ -363,7 +363,7 @@ def bootstrap_difference(
     _check_items(ours, other, labels)
 
     def difference(times: Floats) -> Floats:  # [resamples]
-        return metric(ours, labels, times).mean(axis=1) - metric(other, labels, times).mean(axis=1)
+        return np.asarray(metric(ours, labels, times).mean(axis=1) - metric(other, labels, times).mean(axis=1))
 
     generator = np.random.default_rng(seed)
     block = max(1, _BLOCK // items)

@@ -150,8 +150,8 @@ def _footnotes(columns: Sequence[Column], rows: Sequence[Row], comparisons: Mapp
     notes = [_footnote(column, comparisons[column.name], labels) for column in compared]
     if any(_is_starred(comparisons[column.name]) for column in compared):
         notes.append(
-            f"{STAR} better than the method it is compared with above, at p < {SIGNIFICANT:g} in {TEST_NAMES['welch']}, "
-            "after Holm's correction where there is one."
+            f"{STAR} better than the method it is compared with above, at p < {SIGNIFICANT:g} "
+            f"in {TEST_NAMES['welch']}, after Holm's correction where there is one."
         )
     return notes
 
