@@ -255,6 +255,7 @@ def test_welch_of_published_numbers() -> None:
     assert found.statistic == pytest.approx(0.21 / (0.16 * math.sqrt(0.4)))
     assert found.p == pytest.approx(2 * stats.t.sf(0.21 / (0.16 * math.sqrt(0.4)), 8))
     assert found.effect == pytest.approx(0.21 / 0.16)
+    assert welch_of_summaries(Summary(33.36, 0.16, 5), Summary(33.15, 0.16, 1)).p is None
 
 
 RUNS_OF_US, RUNS_OF_OTHER, ITEMS, CLASSES = 3, 2, 53, 5
@@ -355,6 +356,10 @@ def test_bootstrap_refuses() -> None:
         bootstrap_difference(ours, other, labels[1:], "accuracy")
     with pytest.raises(ValueError, match=r"ours: got shape \(1, 0\), expected \[items\] or \[runs, items\], not empty"):
         bootstrap_difference(np.array([]), np.array([]), None, "mean")
+    with pytest.raises(ValueError, match="labels: got None, expected what is right for each item, which accuracy asks"):
+        bootstrap_difference(ours, other, None, "accuracy")
+    with pytest.raises(ValueError, match="other: 2 values are NaN or infinite"):
+        bootstrap_difference(ours, other / np.where(np.arange(ITEMS) == 3, np.nan, 1), None, "mean")
     with pytest.raises(ValueError, match="metric: got 'f1', expected one of 'accuracy', 'macro_f1'"):
         bootstrap_difference(ours, other, labels, "f1")
     with pytest.raises(ValueError, match="resamples: got 0, expected a positive int"):

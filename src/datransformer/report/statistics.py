@@ -137,7 +137,7 @@ def welch_t_test(first: Sequence[float], second: Sequence[float]) -> Significanc
 def welch_of_summaries(first: Summary, second: Summary) -> Significance:
     """`welch_t_test` from means and deviations alone, which is all that a published table gives."""
     difference = first.mean - second.mean
-    if first.deviation is None or second.deviation is None:
+    if first.deviation is None or second.deviation is None or min(first.count, second.count) < 2:
         return Significance("welch", difference, why_not="a method with one run has no spread to test against")
     squares = first.deviation**2, second.deviation**2
     weights = first.count - 1, second.count - 1
@@ -356,6 +356,8 @@ def bootstrap_difference(
         raise ValueError(f"level: got {level}, expected a number between 0 and 1")
     if isinstance(metric, str):
         check_choice("metric", metric, RESAMPLED)
+        if labels is None and metric != "mean":
+            raise ValueError(f"labels: got None, expected what is right for each item, which {metric} asks for")
         metric = RESAMPLED[metric]
     ours, other = np.atleast_2d(np.asarray(ours)), np.atleast_2d(np.asarray(other))  # [runs, items]
     items = ours.shape[1]
@@ -389,6 +391,9 @@ def _check_items(ours: Items, other: Items, labels: Items) -> None:
         raise ValueError(f"ours: got shape {ours.shape}, expected [items] or [runs, items], not empty")
     if other.ndim != 2 or other.shape[1] != items or len(other) == 0:
         raise ValueError(f"other: got shape {other.shape}, expected {items} items as in ours")
+    for name, answers in (("ours", ours), ("other", other)):
+        if answers.dtype.kind == "f" and not np.isfinite(answers).all():
+            raise ValueError(f"{name}: {np.count_nonzero(~np.isfinite(answers))} values are NaN or infinite")
     if labels.shape != (items,):
         raise ValueError(f"labels: got shape {labels.shape}, expected {items} items as in ours")
 
