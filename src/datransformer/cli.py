@@ -529,6 +529,57 @@ def _loaded(folder: Path, device: str) -> Iterator[tuple[Any, Any, Any]]:
         yield trained, worker, reporter
 
 
+@app.command()
+def reproduce(
+    what: Annotated[list[str], typer.Argument(help="ag, amazon, sst, snli, mind, all, or probe, which needs no data.")],
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the data sets and word vectors.")] = None,
+    vectors: Annotated[Path | None, typer.Option(help="Word vectors. \\[those in --data-dir]")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How often each method is trained.")] = 5,
+    out: Annotated[Path, typer.Option(help="Folder for runs, results and the page.")] = Path("reproduction"),
+    device: Device = "auto",
+) -> None:
+    """Run the paper's experiments, and write a page that holds our numbers against the paper's.
+
+    Every run is a normal run directory. Called again, it skips what is done and goes on with what was stopped.
+    """
+    from datransformer.experiments import reproduce as reproduction
+    from datransformer.experiments.studies import find_vectors
+    from datransformer.report.results import write_results
+    from datransformer.train.progress import Reporter
+
+    reporter = Reporter()
+    chosen = vectors or find_vectors(data_dir)
+    if chosen is None and "probe" not in what:
+        reporter.say("no word vectors found: starting from random ones")
+    records = reproduction.reproduce(
+        what,
+        out,
+        cache=_cache_dir(),
+        data_dir=data_dir,
+        vectors=chosen,
+        seeds=seeds,
+        device=device,
+        reporter=reporter,
+    )
+    write_results(out / reproduction.RESULTS, out / "results.md")
+    typer.echo(out / "results.md")
+    failed = [record for record in records if "failed" in record]
+    if failed:
+        raise InputError(f"{len(failed)} of {len(records)} runs failed, which are named at the end of the page")
+
+
+@app.command()
+def report(
+    results: Annotated[Path, typer.Argument(help="The folder results of a reproduction.")],
+    out: Annotated[Path, typer.Option(help="The page, in Markdown.")] = Path("results.md"),
+) -> None:
+    """Turn the results of a reproduction into a page."""
+    from datransformer.report.results import write_results
+
+    write_results(results, out)
+    typer.echo(out)
+
+
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets that train knows by name."""

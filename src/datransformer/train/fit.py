@@ -223,9 +223,9 @@ def find_splits(config: RunConfig) -> Splits | RowSplits:
     if files.dataset == "probe":
         if config.task != "sentence":
             raise InputError(f"task: got {config.task!r}, but the probe is made of sentences; expected 'sentence'")
-        parts = [Probe(rows=rows, seed=seed) for seed, rows in enumerate((PROBE_ROWS, PROBE_ROWS // 10))]
-        train_rows, dev_rows = map(probe_rows, parts)
-        return RowSplits(train_rows, dev_rows)
+        sizes = (PROBE_ROWS, PROBE_ROWS // 10, PROBE_ROWS // 10)
+        train_rows, dev_rows, test_rows = (probe_rows(Probe(rows=rows, seed=seed)) for seed, rows in enumerate(sizes))
+        return RowSplits(train_rows, dev_rows, test_rows)
     if files.dataset is not None:
         if files.dataset not in DATASETS:
             known = ", ".join(["probe", *DATASETS])

@@ -1,0 +1,236 @@
+"""What the reproduction runs: data sets, methods, tables, and every choice that the paper leaves open, in one place."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from datransformer.data.datasets import DATASETS
+from datransformer.data.errors import InputError
+from datransformer.experiments.paper import METHODS, OURS
+from datransformer.experiments.pieces import PIECES, has_pieces, write_pieces
+from datransformer.nn.mixers import MIXERS
+from datransformer.ops.adjust import ADJUSTMENTS
+from datransformer.ops.mapping import MAPPINGS
+from datransformer.train.config import RunConfig, from_dict
+from datransformer.train.tasks import CLASS_METRICS, RANKING_METRICS, RATING_METRICS
+
+Settings = Mapping[str, Any]  # keys as ``train.lr``
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting that holds for every method.
+
+    Args:
+        value: What it is set to.
+        why: Where it comes from.
+    """
+
+    value: Any
+    why: str
+
+
+CHOICES: dict[str, Choice] = {
+    "model.layers": Choice(1, "the paper, Section 4.1"),
+    "model.heads": Choice(16, "the paper, Section 4.1"),
+    "model.head_dim": Choice(16, "the paper, Section 4.1"),
+    "train.lr": Choice(1e-3, "the paper, Section 4.1; the same for w and v"),
+    "train.weight_decay": Choice(0.0, "the paper names Adam and nothing beside it"),
+    "train.schedule": Choice("cosine", "open; not searched yet"),
+    "train.batch_size": Choice(64, "open; not searched yet"),
+    "train.epochs": Choice(5, "open; not searched yet. The best epoch on dev is kept"),
+    "train.clip": Choice(1.0, "open; not searched yet"),
+    "model.dropout": Choice(0.2, "open; NRMS, whose training the paper follows on MIND, has 0.2"),
+    "model.attention_dropout": Choice(0.0, "open; not searched yet"),
+    "model.pooling": Choice("additive", "open; attention over words, as in NRMS"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A method, or a part of ours exchanged.
+
+    Args:
+        label: What tables call it.
+        settings: On top of the choices for all.
+        in_paper: Whether the paper has it.
+    """
+
+    label: str
+    settings: Settings
+    in_paper: bool = True
+
+
+LABELS = {**METHODS, "none": "no positions", "rotary": "rotary", "alibi": "ALiBi", "t5_bias": "T5 bias"}
+MAPPING, ADJUSTMENT = "learnable_sigmoid", "early_multiply"  # ours
+
+
+def _exchanged(part: str, name: str) -> Variant:
+    settings = {"model.attention": OURS, "model.attention_options": {part: name}}
+    return Variant(name.replace("_", " "), settings)
+
+
+VARIANTS: dict[str, Variant] = {
+    **{name: Variant(LABELS.get(name, name), {"model.attention": name}, name in METHODS) for name in MIXERS},
+    **{f"mapping_{name}": _exchanged("mapping", name) for name in MAPPINGS if name != MAPPING},
+    **{f"adjust_{name}": _exchanged("adjust", name) for name in ADJUSTMENTS if name != ADJUSTMENT},
+}
+
+# Tables by name, each the variants that stand in it. Ours is one run in all of them.
+TABLES: dict[str, tuple[str, ...]] = {
+    "methods": (*METHODS, *(name for name in MIXERS if name not in METHODS)),
+    "mappings": (*(name for name in VARIANTS if name.startswith("mapping_")), OURS),
+    "adjustments": (*(name for name in VARIANTS if name.startswith("adjust_")), OURS),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """One data set read in one way.
+
+    Args:
+        title: What tables call it.
+        data: A key of `PIECES` and `DATASETS`, or ``probe``.
+        metrics: What is reported, the first decides on dev.
+        tables: Keys of `TABLES`.
+        settings: On top of the choices for all.
+    """
+
+    title: str
+    data: str
+    metrics: tuple[str, ...] = CLASS_METRICS
+    tables: tuple[str, ...] = ("methods",)
+    settings: Settings = field(default_factory=dict)
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """Every variant that one of the tables needs, once."""
+        return tuple(dict.fromkeys(name for table in self.tables for name in TABLES[table]))
+
+
+ALL_TABLES = tuple(TABLES)
+PAIR = {"task": "pair", "data.text_pair_column": "text_pair"}
+DOCUMENT = {"task": "document"}
+STUDIES: dict[str, Study] = {
+    "ag": Study("AG", "ag", tables=ALL_TABLES),
+    "amazon": Study("Amazon", "amazon", tables=ALL_TABLES, settings=DOCUMENT),
+    "amazon_rating": Study(
+        "Amazon, rating regression", "amazon", RATING_METRICS, settings={**DOCUMENT, "model.head": "rating"}
+    ),
+    "sst": Study("SST", "sst"),
+    "sst_phrases": Study("SST, trained on phrases too", "sst_phrases"),
+    "snli": Study("SNLI, 3 classes, joint", "snli", settings=PAIR),
+    "snli_siamese": Study("SNLI, 3 classes, siamese", "snli", settings={**PAIR, "model.pair": "siamese"}),
+    "snli2": Study("SNLI, 2 classes, joint", "snli2", settings=PAIR),
+    "snli2_siamese": Study("SNLI, 2 classes, siamese", "snli2", settings={**PAIR, "model.pair": "siamese"}),
+    "mind": Study("MIND", "mind", RANKING_METRICS, ALL_TABLES, {"task": "recommend"}),
+    "probe": Study(
+        "probe", "probe", tables=ALL_TABLES,
+        settings={
+            "model.embed_dim": 64, "model.heads": 8, "model.head_dim": 8, "model.dropout": 0.0,
+            "train.lr": 2e-3, "train.epochs": 3, "train.schedule": "constant",
+        },
+    ),
+}  # fmt: skip
+
+# What a person asks for, and the studies that are meant.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "ag": ("ag",),
+    "amazon": ("amazon", "amazon_rating"),
+    "sst": ("sst", "sst_phrases"),
+    "snli": ("snli", "snli_siamese", "snli2", "snli2_siamese"),
+    "mind": ("mind",),
+    "probe": ("probe",),
+}
+ALL = "all"  # every group that needs data
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run to be.
+
+    Args:
+        study: A key of `STUDIES`.
+        variant: A key of `VARIANTS`.
+        seed: Of weights, order and dropout.
+        config: All of its settings.
+    """
+
+    study: str
+    variant: str
+    seed: int
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        """Where its results lie below the folder of all."""
+        return f"{self.study}/{self.variant}-{self.seed}"
+
+
+def studies_of(groups: tuple[str, ...]) -> tuple[str, ...]:
+    """The studies that a person asked for."""
+    chosen = tuple(name for name in GROUPS if name != "probe") if ALL in groups else groups
+    for name in chosen:
+        if name not in GROUPS:
+            raise InputError(f"got {name!r}, expected one of: {', '.join([*GROUPS, ALL])}")
+    return tuple(dict.fromkeys(study for name in chosen for study in GROUPS[name]))
+
+
+def plan_study(study: str, seeds: int, data: Settings) -> list[Planned]:
+    """All runs of a study, seed by seed, so that what is there after an hour is a whole table with fewer seeds.
+
+    Args:
+        study: A key of `STUDIES`.
+        seeds: How often each variant is trained.
+        data: Where the rows and word vectors are, as `find_data` says it.
+    """
+    return [
+        Planned(study, variant, seed, config_of(study, variant, seed, data))
+        for seed in range(seeds)
+        for variant in STUDIES[study].variants
+    ]
+
+
+def config_of(study: str, variant: str, seed: int, data: Settings) -> RunConfig:
+    """The settings of one run: the choices for all, those of the study, of the data and of the variant."""
+    chosen = {name: choice.value for name, choice in CHOICES.items()}
+    settings = {**chosen, **STUDIES[study].settings, **data, **VARIANTS[variant].settings, "train.seed": seed}
+    values: dict[str, Any] = {}
+    for name, value in settings.items():
+        *parents, last = name.split(".")
+        place = values
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return from_dict(RunConfig, values, "")
+
+
+def find_data(study: str, folder: Path | None, out: Path, vectors: Path | None) -> tuple[Settings, str]:
+    """Where a study's rows are, as settings, and what is to be said about them.
+
+    The published files are taken where they are; parts of them are brought into form below ``out``.
+    """
+    name = STUDIES[study].data
+    if name == "probe":
+        return {"files.dataset": "probe"}, "generated: the label is a matter of distance alone"
+    if folder is None:
+        raise InputError(f"--data-dir: got nothing, expected the folder that holds the data: {study} needs it")
+    words = {} if vectors is None else {"data.vectors": str(vectors.resolve())}
+    if has_pieces(name, folder):
+        paths = {split: str(path.resolve()) for split, path in write_pieces(name, folder, out / name).items()}
+        files = {"files.train": [paths["train"]], "files.dev": paths["dev"], "files.test": paths["test"]}
+        return {**files, **words}, PIECES[name].caveat
+    try:
+        DATASETS[name].find(folder)
+    except (InputError, KeyError) as error:
+        known = f"{error}; or" if isinstance(error, InputError) else f"{folder}: expected"
+        raise InputError(f"{known} {', '.join(PIECES[name].files)}") from error
+    return {"files.dataset": name, "files.data_dir": str(folder.resolve()), **words}, "the published files"
+
+
+def find_vectors(folder: Path | None) -> Path | None:
+    """Word vectors in a folder of data, the paper's first."""
+    names = ("glove.6B.300d.txt", "glove/glove.6B.300d.txt", "glove/vectors.f16.npy")
+    found = (folder / name for name in names if folder is not None)
+    return next((path for path in found if path.is_file()), None)

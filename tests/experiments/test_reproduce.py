@@ -1,0 +1,159 @@
+"""The reproduction from its plan to its page, on the probe."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datransformer.data.errors import InputError
+from datransformer.experiments import pieces, reproduce, studies
+from datransformer.experiments.paper import METHODS, OURS
+from datransformer.experiments.studies import GROUPS, STUDIES, TABLES, VARIANTS
+from datransformer.nn.mixers import MIXERS
+from datransformer.ops.adjust import ADJUSTMENTS
+from datransformer.ops.mapping import MAPPINGS
+from datransformer.report.records import read_results
+from datransformer.report.results import results_page, write_results
+from datransformer.train.errors import Interrupted
+from datransformer.train.fit import fit
+
+FEW = ("vanilla", OURS)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datransformer.train.fit.PROBE_ROWS", 200)
+    monkeypatch.setitem(TABLES, "methods", FEW)
+    study = studies.Study("probe", "probe", settings={"model.embed_dim": 8, "model.heads": 2, "model.head_dim": 4})
+    monkeypatch.setitem(STUDIES, "probe", study)
+
+
+def run(out: Path, **options: Any) -> list[reproduce.Record]:
+    return reproduce.reproduce(["probe"], out, cache=out / "cache", device="cpu", **{"seeds": 2, **options})
+
+
+def test_every_mixer_mapping_and_adjustment_is_in_a_table() -> None:
+    assert set(TABLES["methods"]) == set(MIXERS)
+    assert len(TABLES["mappings"]) == len(MAPPINGS)
+    assert len(TABLES["adjustments"]) == len(ADJUSTMENTS)
+    assert {name for table in TABLES.values() for name in table} == set(VARIANTS)
+    assert {study for group in GROUPS.values() for study in group} == set(STUDIES)
+
+
+def test_a_plan_differs_in_nothing_but_variant_and_seed() -> None:
+    plan = studies.plan_study("ag", 2, {"files.train": ["train.csv"]})
+    assert len(plan) == 2 * len(STUDIES["ag"].variants) == len({planned.name for planned in plan})
+    assert [planned.seed for planned in plan] == sorted(planned.seed for planned in plan)
+    settings = [reproduce.settings_of(planned.config) for planned in plan]
+    for values in settings:
+        del values["train"]["seed"], values["model"]["attention"], values["model"]["attention_options"]
+    assert all(values == settings[0] for values in settings)
+    clip = next(planned for planned in plan if planned.variant == "mapping_clip")
+    assert clip.config.model.attention_options == {"mapping": "clip"}
+
+
+def test_from_nothing_to_the_page_and_nothing_twice(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = run(tmp_path)
+    assert [(record["variant"], record["seed"]) for record in records] == [
+        (name, seed) for seed in (0, 1) for name in FEW
+    ]
+    record = json.loads((tmp_path / "results/probe/distance_aware-1.json").read_text())
+    assert record == records[3]
+    assert record["examples"] == {"train": 200, "dev": 20, "test": 20}
+    right = sum(one == other for one, other in zip(record["answers"], record["truth"], strict=True))
+    assert right / 20 == pytest.approx(record["metrics"]["test"]["accuracy"])
+    (heads,) = record["heads"].values()
+    assert all(0 < number <= 1 for number in heads["entropy"])
+    assert (tmp_path / "runs/probe/distance_aware-1/model.safetensors").exists()
+    assert str(tmp_path) not in json.dumps(record)
+
+    write_results(tmp_path / "results", tmp_path / "results.md")
+    page = (tmp_path / "results.md").read_text(encoding="utf-8")
+    assert page == results_page(read_results(tmp_path / "results"))
+    assert all(METHODS[name] in page for name in FEW)
+    for heading in ("## What holds", "## probe", "### Heads", "## Choices", "interval over 20 items"):
+        assert heading in page
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(reproduce, "fit", refuse)
+    assert run(tmp_path) == records
+
+
+def test_other_settings_are_another_run(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(tmp_path, seeds=1)
+    monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-4, "a test"))
+    assert "expected the settings of the run" in run(tmp_path, seeds=1)[0]["failed"]
+    assert first[0]["settings"]["train"]["lr"] == 1e-3
+
+
+def test_a_failure_is_reported_and_the_rest_runs(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(config: Any, *rest: Any, **options: Any) -> Any:
+        if config.model.attention == "vanilla":
+            raise InputError("nothing works")
+        return fit(config, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "fit", fail)
+        records = run(tmp_path, seeds=1)
+    assert records[0]["failed"] == "nothing works"
+    assert "metrics" in records[1]
+    assert "probe/vanilla-0: nothing works" in results_page(read_results(tmp_path / "results"))
+    assert "metrics" in run(tmp_path, seeds=1)[0]  # a failed one is tried again
+
+
+def test_what_was_stopped_goes_on(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*arguments: Any, **options: Any) -> Any:
+        def raise_at(step: int) -> None:
+            if step == 5:
+                raise Interrupted("stopped")
+
+        return fit(*arguments, **options, on_step=raise_at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "fit", stop)
+        with pytest.raises(Interrupted):
+            run(tmp_path, seeds=1)
+    assert (tmp_path / "runs/probe/vanilla-0/config.yaml").exists()
+    whole = run(tmp_path / "other", seeds=1)
+    for one, other in zip(run(tmp_path, seeds=1), whole, strict=True):
+        assert (one["metrics"], one["answers"]) == (other["metrics"], other["answers"])
+
+
+def test_what_is_missing_comes_up_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--data-dir: got nothing"):
+        reproduce.reproduce(["probe", "ag"], tmp_path, cache=tmp_path)
+    with pytest.raises(InputError, match=r"train_subset\.parquet"):
+        reproduce.reproduce(["ag"], tmp_path, cache=tmp_path, data_dir=tmp_path)
+    with pytest.raises(InputError, match="got 'imdb', expected one of: ag, "):
+        reproduce.reproduce(["imdb"], tmp_path, cache=tmp_path)
+    with pytest.raises(InputError, match="holds no result"):
+        read_results(tmp_path)
+
+
+def test_pieces_are_split_without_overlap_and_the_same_each_time(tmp_path: Path) -> None:
+    folder = tmp_path / "ag_news"
+    folder.mkdir()
+    rows = pa.table({
+        "label": [1, 2] * 50, "title": [f"title {n}" if n % 3 else None for n in range(100)],
+        "description": ["words"] * 100, "text": [None if n % 3 else f"both {n}" for n in range(100)],
+    })  # fmt: skip
+    pq.write_table(rows, folder / "train_subset.parquet")
+    pq.write_table(rows.slice(0, 7), folder / "test.parquet")
+    first = pieces.write_pieces("ag", tmp_path, tmp_path / "out")
+    content = {name: path.read_bytes() for name, path in first.items()}
+    tables = {name: pq.read_table(path) for name, path in first.items()}
+    assert [tables[name].num_rows for name in ("train", "dev", "test")] == [90, 10, 7]
+    texts = {name: set(table["text"].to_pylist()) for name, table in tables.items()}
+    assert not texts["train"] & texts["dev"]
+    assert texts["test"] == {"words", *(f"title {n} words" for n in range(7) if n % 3)}
+    assert "words both 3" in texts["train"] | texts["dev"]
+    again = pieces.write_pieces("ag", tmp_path, tmp_path / "out")
+    assert content == {name: path.read_bytes() for name, path in again.items()}
+    assert not pieces.has_pieces("sst", tmp_path)
