@@ -546,6 +546,11 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["evaluate", "full", "--data", "t.csv"], "full: has no config.yaml"),
         (["predict", "none", "--text", "x"], "none: there is no such folder"),
         (["data", "get", "imdb"], "expected one of"),
+        (["reproduce", "imdb"], "got 'imdb', expected one of: ag, amazon, sst, snli, mind, probe, all"),
+        (["reproduce", "ag"], "--data-dir: got nothing, expected the folder that holds the data"),
+        (["reproduce", "ag", "--data-dir", "full"], "ag_news/train_subset.parquet"),
+        (["reproduce", "probe", "--device", "tpu"], "--device: got 'tpu'"),
+        (["report", "none"], "none: holds no result"),
         (["data", "get", "mind"], "mind"),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from datransformer.data.errors import InputError
 from datransformer.experiments import pieces, reproduce, studies
 from datransformer.experiments.paper import METHODS, OURS
-from datransformer.experiments.studies import GROUPS, STUDIES, TABLES, VARIANTS
+from datransformer.experiments.studies import GROUPS, LINEAR, STUDIES, TABLES, VARIANTS
 from datransformer.nn.mixers import MIXERS
 from datransformer.ops.adjust import ADJUSTMENTS
 from datransformer.ops.mapping import MAPPINGS
@@ -36,7 +36,7 @@ def run(out: Path, **options: Any) -> list[reproduce.Record]:
 
 
 def test_every_mixer_mapping_and_adjustment_is_in_a_table() -> None:
-    assert set(TABLES["methods"]) == set(MIXERS)
+    assert set(TABLES["methods"]) == {*MIXERS, LINEAR}
     assert len(TABLES["mappings"]) == len(MAPPINGS)
     assert len(TABLES["adjustments"]) == len(ADJUSTMENTS)
     assert {name for table in TABLES.values() for name in table} == set(VARIANTS)
@@ -45,7 +45,8 @@ def test_every_mixer_mapping_and_adjustment_is_in_a_table() -> None:
 
 def test_a_plan_differs_in_nothing_but_variant_and_seed() -> None:
     plan = studies.plan_study("ag", 2, {"files.train": ["train.csv"]})
-    assert len(plan) == 2 * len(STUDIES["ag"].variants) == len({planned.name for planned in plan})
+    assert len(plan) == 2 * len(STUDIES["ag"].variants) - 1 == len({planned.name for planned in plan})
+    assert [planned.seed for planned in plan if planned.variant == LINEAR] == [0]
     assert [planned.seed for planned in plan] == sorted(planned.seed for planned in plan)
     settings = [reproduce.settings_of(planned.config) for planned in plan]
     for values in settings:
@@ -135,6 +136,25 @@ def test_what_is_missing_comes_up_before_anything_is_trained(tmp_path: Path) -> 
         reproduce.reproduce(["imdb"], tmp_path, cache=tmp_path)
     with pytest.raises(InputError, match="holds no result"):
         read_results(tmp_path)
+
+
+def test_the_linear_model_gets_the_same_words_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    folder = tmp_path / "sst"
+    folder.mkdir()
+    for name, count in (("train", 60), ("dev", 20), ("test", 30)):
+        rows = {
+            "text": [f"it is {'not ' * (n % 2)}good" for n in range(count)],
+            "label2": [1 - n % 2 for n in range(count)],
+        }
+        pq.write_table(pa.table({**rows, "label5": rows["label2"]}), folder / f"{name}.parquet")
+    monkeypatch.setitem(TABLES, "methods", (LINEAR,))
+    monkeypatch.setitem(GROUPS, "sst", ("sst",))
+    (record,) = reproduce.reproduce(["sst"], tmp_path / "out", cache=tmp_path / "cache", data_dir=tmp_path, seeds=3)
+    assert record["metrics"]["test"]["accuracy"] == 1
+    assert (record["variant"], record["examples"]) == (LINEAR, {"train": 60, "dev": 20, "test": 30})
+    assert record["answers"] == record["truth"]
+    assert "complete, the binary rows" in results_page(read_results(tmp_path / "out/results"))
 
 
 def test_pieces_are_split_without_overlap_and_the_same_each_time(tmp_path: Path) -> None:

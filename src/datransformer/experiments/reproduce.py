@@ -16,9 +16,10 @@ from datransformer.data.errors import InputError
 from datransformer.data.prepare import TextData
 from datransformer.data.store import write_text
 from datransformer.experiments.heads import measure_heads
+from datransformer.experiments.linear import Texts, fit_linear
 from datransformer.experiments.machine import commit
 from datransformer.experiments.paper import RUNS as SEEDS
-from datransformer.experiments.studies import STUDIES, VARIANTS, Planned, find_data, plan_study, studies_of
+from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS, Planned, find_data, plan_study, studies_of
 from datransformer.train.config import RunConfig, to_dict
 from datransformer.train.errors import TrainingError
 from datransformer.train.fit import fit, load_data
@@ -65,7 +66,8 @@ def reproduce(
     reporter = reporter or Reporter(enabled=False)
     plan: list[Planned] = []
     caveats: dict[str, str] = {}
-    for study in studies_of(tuple(groups)):  # all of them first: a missing file should not come up after an hour
+    launch(device, "32-true")  # a device that is not there, or a file, should not come up after an hour
+    for study in studies_of(tuple(groups)):
         found, caveats[study] = find_data(study, data_dir, out / DATA, vectors)
         plan += plan_study(study, seeds, found)
     records: list[Record] = []
@@ -95,12 +97,37 @@ def run_one(planned: Planned, out: Path, cache: Path, device: str) -> Record:
     }
     began = time.time()
     try:
+        if planned.variant == LINEAR:
+            return {**about, **run_linear(planned.config, cache), "wall_seconds": round(time.time() - began, 3)}
         result = fit(planned.config, folder, cache=cache, device=device, resume=(folder / CONFIG).exists())
         worker = worker_of(launch(device, planned.config.train.precision))
         looked = look_at(folder, cache, worker)
     except (InputError, TrainingError) as error:
         return {**about, "failed": str(error), "wall_seconds": round(time.time() - began, 3)}
     return {**about, **{name: result[name] for name in KEPT}, **looked}
+
+
+def run_linear(config: RunConfig, cache: Path) -> Record:
+    """The linear model on the words that the others get, split as theirs."""
+    data = load_data(config, cache)
+    assert isinstance(data, TextData)
+    words = np.array(data.tokenizer.words, dtype=object)
+    texts = {}
+    for name, split in data.splits.items():
+        assert split.labels is not None
+        rows = np.split(words[np.asarray(split.tokens.values)], np.asarray(split.tokens.offsets)[1:-1])
+        texts[name] = Texts([" ".join(row) for row in rows], np.asarray(split.labels).tolist())
+    result = fit_linear(texts["train"], texts["dev"], texts.get("test", texts["dev"]))
+    return {
+        "metrics": {"dev": dict(result.dev), "test": dict(result.test)},
+        "examples": {name: len(split) for name, split in data.splits.items()},
+        "parameters": result.features * len(result.classes),
+        "strength": result.strength,
+        "answers": "".join(map(str, result.predicted.tolist())),
+        "truth": "".join(map(str, result.labels.tolist())),
+        "data_fingerprint": data.fingerprint,
+        "device": "cpu",
+    }
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:

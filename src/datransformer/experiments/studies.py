@@ -63,6 +63,7 @@ class Variant:
 
 
 LABELS = {**METHODS, "none": "no positions", "rotary": "rotary", "alibi": "ALiBi", "t5_bias": "T5 bias"}
+LINEAR = "linear"  # no Transformer, but what a user would pick instead
 MAPPING, ADJUSTMENT = "learnable_sigmoid", "early_multiply"  # ours
 
 
@@ -73,13 +74,14 @@ def _exchanged(part: str, name: str) -> Variant:
 
 VARIANTS: dict[str, Variant] = {
     **{name: Variant(LABELS.get(name, name), {"model.attention": name}, name in METHODS) for name in MIXERS},
+    LINEAR: Variant("TF-IDF, logistic regression", {}, in_paper=False),
     **{f"mapping_{name}": _exchanged("mapping", name) for name in MAPPINGS if name != MAPPING},
     **{f"adjust_{name}": _exchanged("adjust", name) for name in ADJUSTMENTS if name != ADJUSTMENT},
 }
 
 # Tables by name, each the variants that stand in it. Ours is one run in all of them.
 TABLES: dict[str, tuple[str, ...]] = {
-    "methods": (*METHODS, *(name for name in MIXERS if name not in METHODS)),
+    "methods": (*METHODS, *(name for name in MIXERS if name not in METHODS), LINEAR),
     "mappings": (*(name for name in VARIANTS if name.startswith("mapping_")), OURS),
     "adjustments": (*(name for name in VARIANTS if name.startswith("adjust_")), OURS),
 }
@@ -105,8 +107,10 @@ class Study:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """Every variant that one of the tables needs, once."""
-        return tuple(dict.fromkeys(name for table in self.tables for name in TABLES[table]))
+        """Every variant that one of the tables needs, once; a linear model where texts have classes."""
+        has_linear = self.metrics == CLASS_METRICS and self.data != "probe"
+        names = dict.fromkeys(name for table in self.tables for name in TABLES[table])
+        return tuple(name for name in names if name != LINEAR or has_linear)
 
 
 ALL_TABLES = tuple(TABLES)
@@ -189,6 +193,7 @@ def plan_study(study: str, seeds: int, data: Settings) -> list[Planned]:
         Planned(study, variant, seed, config_of(study, variant, seed, data))
         for seed in range(seeds)
         for variant in STUDIES[study].variants
+        if seed == 0 or variant != LINEAR  # which draws nothing at random
     ]
 
 
