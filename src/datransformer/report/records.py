@@ -34,6 +34,11 @@ class Results:
         """Those of which there is anything, in the order of `STUDIES`."""
         return [study for study in STUDIES if study in self.records]
 
+    @property
+    def judged(self) -> list[str]:
+        """By which the paper's claims are judged: its own data sets, or the probe where there is nothing else."""
+        return [study for study in self.studies if study != "probe"] or self.studies
+
     def runs(self, study: str, variant: str) -> list[Record]:
         """By seed."""
         found = self.records.get(study, {}).get(variant, {})

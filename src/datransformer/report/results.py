@@ -170,9 +170,11 @@ def _choices() -> list[str]:
 
 
 def _verdicts(results: Results, comparisons: Mapping[Key, Comparison]) -> list[str]:
+    comparisons = {key: one for key, one in comparisons.items() if key[0] in results.judged}
+    lines = ["Judged by generated data alone, of which the paper knows nothing.", ""] * (results.judged == ["probe"])
     rows = []
     for name, claim in CLAIMS.items():
         verdict = VERDICTS[name](results, comparisons) if name in VERDICTS else None
         verdict = verdict or Verdict(UNTESTED, "no runs for it")
         rows.append([claim.says, verdict.verdict, verdict.numbers])
-    return markdown(["the paper says", "verdict", "numbers"], rows)
+    return [*lines, *markdown(["the paper says", "verdict", "numbers"], rows)]

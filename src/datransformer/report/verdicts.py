@@ -58,7 +58,7 @@ def _pairs(
 ) -> list[tuple[str, bool]]:
     """Of every study with the table: whether the worst of ``firsts`` beats the best of ``seconds``."""
     found = []
-    for study in results.studies:
+    for study in results.judged:
         if table not in STUDIES[study].tables:
             continue
         name = STUDIES[study].metrics[metric]
@@ -120,7 +120,7 @@ def _positive(results: Results, comparisons: Mapping[Key, Comparison]) -> Verdic
 
 def _sharper(results: Results, comparisons: Mapping[Key, Comparison]) -> Verdict | None:
     rows = []
-    for study in results.studies:
+    for study in results.judged:
         means = []
         for variant in (OURS, "vanilla"):
             heads = [
