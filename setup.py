@@ -1,4 +1,4 @@
-"""The optional extension: where it does not compile, the library runs on plain torch operations."""
+"""The optional extensions: where they do not compile, the library runs on plain torch operations."""
 
 from setuptools import Extension, setup
 
@@ -15,6 +15,12 @@ setup(
                 "-Wno-uninitialized", "-Wno-maybe-uninitialized",  # in the compiler's own header of AVX-512
             ],
             optional=True,
-        )
+        ),
+        Extension(
+            "datransformer.train.row_kernels",
+            ["src/datransformer/train/row_kernels.cpp"],
+            extra_compile_args=["-O3", "-std=c++17", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math"],
+            optional=True,
+        ),
     ]
 )  # fmt: skip

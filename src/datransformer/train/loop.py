@@ -26,7 +26,7 @@ from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted, TrainingError
 from datransformer.train.graphs import GraphedStep
 from datransformer.train.launch import worker_of
-from datransformer.train.optimizer import STRONGEST_DECAY, RowAdamW, clip, gradients, own_tables
+from datransformer.train.optimizer import RowAdamW, clip, gradients, own_tables, reason_against
 from datransformer.train.progress import Reporter
 from datransformer.train.run import BOARD, CHECKPOINTS, METRICS, WEIGHTS
 from datransformer.train.tasks import LOWER_IS_BETTER, Task
@@ -189,7 +189,7 @@ class Loop:
         """The tables of word vectors whose rows wait until they are read: where that is quicker, and nowhere else."""
         config, fabric = self.config, self.fabric
         alone = fabric.device.type == "cpu" and fabric.world_size == 1 and not config.compile
-        if not alone or config.lr * config.weight_decay > STRONGEST_DECAY:
+        if not alone or config.precision == "64-true" or reason_against(config.lr, config.weight_decay):
             return []
         tokens = float(np.mean(self.task.train.sizes)) * config.batch_size * config.accumulate
         return [table for table in own_tables(self.raw) if table.num_embeddings >= max(LEAST_ROWS, tokens)]

@@ -19,9 +19,14 @@ eⱼ differ little from one another. Expanded about their mean e by the weights,
 where κₙ are the central moments of the eⱼ in units of e. The remainder is at most r⁴ κ₄ max e / eⱼ of the whole: where
 that is more than the rounding of the weights' own type — in the first hundreds of steps, for elements whose √v is not
 large beside ε — the sum is taken term by term. So rows end up where dense AdamW takes them, to rounding.
+
+On a CPU the loops over the rows are those of `row_kernels.cpp`, an extension that is optional at install; here they
+are written in torch, for other types of numbers and where it is not built, which is slower.
 """
 
 import contextlib
+import ctypes
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -36,9 +41,52 @@ ORDERS = 5  # moments 0 to 4
 BLOCK = 2048  # rows at a time: what is computed on the way stays in the cache
 ELEMENTS = 512  # at a time, for those that are added up term by term
 STRONGEST_DECAY = 0.1  # lr λ: with more, 1 / W would leave the range of numbers within `LONGEST` steps
+AVERAGE, SQUARE = "exp_avg", "exp_avg_sq"  # m and v, as torch's AdamW names them
 LAST, HISTORY = "last", "history"  # what a state has beside a dense AdamW's while rows are behind
 
 Array = npt.NDArray[np.float64]
+
+
+class _Table(ctypes.Structure):
+    """``Table`` in row_kernels.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "dim")),
+        *((name, ctypes.c_void_p) for name in ("weight", "average", "square", "last")),
+    )
+
+
+class _History(ctypes.Structure):
+    """``History`` in row_kernels.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("begin", "steps", "reach")),
+        ("epsilon", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("columns", "shares", "roots", "decay", "momentum", "growth")),
+    )
+
+
+class _Step(ctypes.Structure):
+    """``Step`` in row_kernels.cpp."""
+
+    _fields_ = (
+        ("number", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("rate", "first_beta", "second_beta", "epsilon", "weight_decay")),
+    )
+
+
+def _load() -> ctypes.CDLL | None:
+    """The compiled loops, if there are any."""
+    found = importlib.util.find_spec("datransformer.train.row_kernels")
+    if found is None or found.origin is None:
+        return None
+    try:
+        return ctypes.CDLL(found.origin)
+    except OSError:
+        return None
+
+
+KERNELS = _load()
 
 
 class History:
@@ -57,12 +105,15 @@ class History:
         self.begin, self.betas, self.epsilon, self.precision = begin, betas, epsilon, precision
         self.steps = 0
         self._sums = np.zeros((ORDERS, LONGEST + 1))
-        self._logs = np.zeros(LONGEST + 1)  # log W, from the beginning on
-        self._rates = np.zeros(LONGEST + 1)  # c
+        self._decay = np.ones(LONGEST + 1)  # W, from the beginning on
+        self._shares = np.zeros(LONGEST + 1)  # c / W
         ages = np.arange(LONGEST + 1)
+        self._decays = betas[0] ** ages, betas[1] ** ages
         self._momentum = (betas[0] / betas[1] ** 0.5) ** ages  # ρᵏ
         self._growth = betas[1] ** (-ages / 2)  # β₂^(−k/2)
         self._roots = np.sqrt(-np.expm1(np.log(betas[1]) * (begin + ages)))  # √(1 − β₂ʲ)
+        # What ρᵏ leaves beyond is nothing.
+        self._reach = int(np.argmax(self._momentum < precision / 128)) or LONGEST
         self._waiting: Tensor | None = None
 
     @property
@@ -79,11 +130,11 @@ class History:
         """Count one more step."""
         count = self.steps = self.steps + 1
         self._waiting = None
-        self._logs[count] = self._logs[count - 1] + np.log1p(-rate * weight_decay)
-        self._rates[count] = rate * self._roots[count] / (1 - self.betas[0] ** self.end)
+        self._decay[count] = self._decay[count - 1] * (1 - rate * weight_decay)
+        self._shares[count] = rate * self._roots[count] / (1 - self.betas[0] ** self.end) / self._decay[count]
         past = slice(0, count)
         ages = slice(count, 0, -1)  # k of each
-        shares = self._rates[count] * self._momentum[ages] * np.exp(self._logs[past] - self._logs[count])
+        shares = self._shares[count] * self._momentum[ages] * self._decay[past]
         first = self._roots[1 : count + 1] * self._growth[1]
         distance = self._roots[count] * self._growth[ages] / first - 1
         for order in range(ORDERS):
@@ -94,39 +145,48 @@ class History:
         """What it does to rows to have waited since ``places``, counted from the beginning, until now.
 
         Returns:
-            [8, rows]: W; Σ wⱼ; e; κ₂; κ₃; the r up to which the remainder is below rounding; β₁ᵏ and β₂ᵏ, by which
+            [8, rows]: W; Σ wⱼ; e; κ₂ Σ wⱼ; κ₃ Σ wⱼ; the r up to which the remainder is below rounding; β₁ᵏ and β₂ᵏ, by which
             the moments shrink.
         """
+        return self._columns().to(places.device).index_select(1, places)
+
+    def _columns(self) -> Tensor:
         if self._waiting is None:
-            self._waiting = torch.from_numpy(self._wait()).to(places.device)
-        return self._waiting.index_select(1, places)
+            self._waiting = torch.from_numpy(self._wait())
+        return self._waiting
+
+    def for_kernels(self) -> _History:
+        """As row_kernels.cpp reads it; good until the next step."""
+        arrays = (self._shares, self._roots, self._decay, self._momentum, self._growth)
+        addresses = (self._columns().data_ptr(), *(array.ctypes.data for array in arrays))
+        return _History(self.begin, self.steps, self._reach, self.epsilon, *addresses)
 
     def _wait(self) -> Array:
         count = self.steps
         sums = self._sums[:, : count + 1]
         # A row that waited for no step, or for steps with a rate of 0 only, has not moved.
         mean, second, third, fourth = sums[1:] / np.where(sums[0] > 0, sums[0], 1)
+        square = mean * mean
         unit = 1 + mean  # e, as a multiple of the first eⱼ, which is the smallest
-        variance = np.maximum(second - mean**2, 0) / unit**2
-        skewness = (third - 3 * mean * second + 2 * mean**3) / unit**3
-        remainder = np.maximum(fourth - 4 * mean * third + 6 * mean**2 * second - 3 * mean**4, 0) / unit**3
-        largest = (self.precision / np.maximum(remainder, self.precision / 16)) ** 0.25
+        cube = unit * unit * unit
+        variance = np.maximum(second - square, 0) * unit / cube
+        skewness = (third - mean * (3 * second - 2 * square)) / cube
+        remainder = (fourth - mean * (4 * third - 3 * mean * (2 * second - square))) / cube
+        largest = np.sqrt(np.sqrt(self.precision / np.maximum(remainder, self.precision / 16)))
         first = np.append(self._roots[1 : count + 1], self._roots[count]) * self._growth[1]
-        decay = np.exp(self._logs[count] - self._logs[: count + 1])
-        ages = np.arange(count, -1, -1)
-        moments = self.betas[0] ** ages, self.betas[1] ** ages
-        return np.stack([decay, sums[0], self.epsilon * first * unit, variance, skewness, largest, *moments])
+        decay = self._decay[count] / self._decay[: count + 1]
+        moments = (powers[count::-1] for powers in self._decays)
+        offset = self.epsilon * first * unit
+        return np.stack([decay, sums[0], offset, variance * sums[0], skewness * sums[0], largest, *moments])
 
     def add_up(self, places: npt.NDArray[np.int64], roots: Array) -> Array:
         """Σ wⱼ / (√v + eⱼ), term by term, for elements that wait since ``places`` and have √v = ``roots``."""
         distinct, rank = np.unique(places, return_inverse=True)
-        reach = int(np.argmax(self._momentum < 1e-18)) or LONGEST  # ρᵏ: nothing is left to move
-        ages = np.arange(1, max(min(self.steps - int(distinct[0]), reach), 1) + 1)
+        ages = np.arange(1, max(min(self.steps - int(distinct[0]), self._reach), 1) + 1)
         steps = distinct[:, None] + ages  # [S, K]
         done = steps <= self.steps
         steps = np.minimum(steps, self.steps)
-        shares = self._rates[steps] * self._momentum[ages] * np.exp(self._logs[distinct, None] - self._logs[steps])
-        shares *= done
+        shares = self._shares[steps] * self._momentum[ages] * self._decay[distinct, None] * done
         offsets = self.epsilon * self._roots[steps] * self._growth[ages]
         total = np.empty_like(roots)
         for start in range(0, len(roots), ELEMENTS):
@@ -136,14 +196,14 @@ class History:
 
     def to_tensor(self) -> Tensor:
         """All that a checkpoint needs, [7, steps + 1]."""
-        return torch.from_numpy(np.vstack([self._sums, self._logs, self._rates])[:, : self.steps + 1].copy())
+        return torch.from_numpy(np.vstack([self._sums, self._decay, self._shares])[:, : self.steps + 1].copy())
 
     def fill(self, values: Tensor) -> None:
         """Go on from what `to_tensor` gave."""
         self.steps = values.shape[1] - 1
         kept = slice(0, self.steps + 1)
         array = values.numpy()
-        self._sums[:, kept], self._logs[kept], self._rates[kept] = array[:ORDERS], array[ORDERS], array[ORDERS + 1]
+        self._sums[:, kept], self._decay[kept], self._shares[kept] = array[:ORDERS], array[ORDERS], array[ORDERS + 1]
         self._waiting = None
 
 
@@ -196,31 +256,53 @@ class Table:
         if not self.behind:
             return
         rows = rows.flatten().long()
+        if self._kernels is not None:
+            self._bring(rows)
+            return
         late = rows[self.last[rows] < self.history.end].unique()
         if len(late):
             self._bring(late)
 
+    @property
+    def _kernels(self) -> ctypes.CDLL | None:
+        """The compiled loops, if they are for such a table."""
+        weight = self.weight
+        fits = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous()
+        return KERNELS if fits else None
+
+    def _for_kernels(self) -> _Table:
+        addresses = (table.data_ptr() for table in (*self._stores(), self.last))
+        return _Table(*self.weight.shape, *addresses)
+
     @torch.no_grad()
     def _bring(self, rows: Tensor) -> None:
+        if self._kernels is not None:
+            table, history = ctypes.byref(self._for_kernels()), ctypes.byref(self.history.for_kernels())
+            self._kernels.bring_rows(table, history, ctypes.c_void_p(rows.data_ptr()), ctypes.c_int64(len(rows)))
+            return
         places = self.last[rows] - self.history.begin
         waited = self.history.waiting(places).to(self.weight.dtype).unsqueeze(2)
         decay, weight, offset, second, third, largest, first_moment, second_moment = waited  # [R, 1]
-        average, square = self.state["exp_avg"][rows], self.state["exp_avg_sq"][rows]  # [R, D]
+        vectors, average, square = (table.index_select(0, rows) for table in self._stores())  # [R, D]
         inverse = square.sqrt().add_(offset).reciprocal_()
         ratio = inverse * offset
-        move = torch.addcmul(second, ratio, third, value=-1).mul_(ratio).mul_(ratio).add_(1)
-        move.mul_(inverse).mul_(weight)
+        move = (ratio * third).neg_().add_(second).mul_(ratio).mul_(ratio).add_(weight).mul_(inverse)
         if bool((largest < 1).any()):
             coarse = (ratio > largest).logical_and_(average != 0).nonzero(as_tuple=True)
             if len(coarse[0]):
                 roots = square[coarse].double().sqrt().cpu().numpy()
                 exact = self.history.add_up(places[coarse[0]].cpu().numpy(), roots)
                 move[coarse] = torch.from_numpy(exact).to(move)
-        vectors = self.weight[rows].addcmul_(move, average, value=-1).mul_(decay)
-        self.weight.index_copy_(0, rows, vectors)
-        self.state["exp_avg"].index_copy_(0, rows, average.mul_(first_moment))
-        self.state["exp_avg_sq"].index_copy_(0, rows, square.mul_(second_moment))
-        self.last[rows] = self.history.end
+        vectors.sub_(move.mul_(average)).mul_(decay)
+        self._store(rows, vectors, average.mul_(first_moment), square.mul_(second_moment))
+
+    def _store(self, rows: Tensor, vectors: Tensor, average: Tensor, square: Tensor) -> None:
+        for table, values in zip(self._stores(), (vectors, average, square), strict=True):
+            table.index_copy_(0, rows, values)
+        self.last.index_fill_(0, rows, self.history.end)
+
+    def _stores(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.weight, self.state[AVERAGE], self.state[SQUARE]
 
     @torch.no_grad()
     def step(self) -> None:
@@ -229,16 +311,29 @@ class Table:
         assert gradient is not None
         if not self.state:
             self.state["step"] = torch.zeros(())
-            self.state["exp_avg"] = torch.zeros_like(self.weight)
-            self.state["exp_avg_sq"] = torch.zeros_like(self.weight)
+            self.state[AVERAGE] = torch.zeros_like(self.weight)
+            self.state[SQUARE] = torch.zeros_like(self.weight)
         gradient = gradient.coalesce()
         rows = gradient.indices()[0]
         self.bring(rows)
-        stores = (self.weight, self.state["exp_avg"], self.state["exp_avg_sq"])
-        vectors, average, square = (store[rows] for store in stores)
+        self.history.append(options["lr"], options["weight_decay"])
+        if self._kernels is None:
+            self._step(rows, gradient.values())
+        else:
+            numbers = (options["lr"], *options["betas"], options["eps"], options["weight_decay"])
+            table, step = self._for_kernels(), _Step(self.history.end, *numbers)
+            addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (rows, gradient.values().contiguous()))
+            self._kernels.step_rows(ctypes.byref(table), ctypes.byref(step), *addresses, ctypes.c_int64(len(rows)))
+            self.state["step"] += 1
+        if self.history.full:
+            self.flush()
+
+    def _step(self, rows: Tensor, gradient: Tensor) -> None:
+        options = self.group
+        vectors, average, square = (table.index_select(0, rows) for table in self._stores())
         adamw(
             [vectors],
-            [gradient.values()],
+            [gradient],
             [average],
             [square],
             [],
@@ -252,12 +347,7 @@ class Table:
             eps=options["eps"],
             maximize=False,
         )
-        for store, values in zip(stores, (vectors, average, square), strict=True):
-            store.index_copy_(0, rows, values)
-        self.history.append(options["lr"], options["weight_decay"])
-        self.last[rows] = self.history.end
-        if self.history.full:
-            self.flush()
+        self._store(rows, vectors, average, square)
 
 
 class RowAdamW(torch.optim.AdamW):
@@ -360,6 +450,15 @@ class RowAdamW(torch.optim.AdamW):
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.param_groups for parameter in group["params"]]
+
+
+def reason_against(rate: float, weight_decay: float) -> str | None:
+    """Why rows should not wait in training at up to this rate; None if they may."""
+    if KERNELS is None:
+        return "the kernels are not built, and without them it is no quicker"
+    if rate * weight_decay > STRONGEST_DECAY:
+        return f"lr · weight_decay is {rate * weight_decay}, more than {STRONGEST_DECAY}"
+    return None
 
 
 def own_tables(model: nn.Module) -> list[nn.Embedding]:
