@@ -32,7 +32,9 @@ from datransformer.train.run import BOARD, CHECKPOINTS, METRICS, WEIGHTS
 from datransformer.train.tasks import LOWER_IS_BETTER, Task
 
 Plan = list[npt.NDArray[np.int64]]
-LEAST_ROWS = 4096  # of a table for which it pays to know which rows a batch reads
+# A table of fewer rows than either is updated as a whole in less time than it takes to find those that were read.
+LEAST_ROWS = 8192
+ROWS_PER_TOKEN = 8  # of a step
 
 
 @dataclass
@@ -192,7 +194,8 @@ class Loop:
         if not alone or config.precision == "64-true" or reason_against(config.lr, config.weight_decay):
             return []
         tokens = float(np.mean(self.task.train.sizes)) * config.batch_size * config.accumulate
-        return [table for table in own_tables(self.raw) if table.num_embeddings >= max(LEAST_ROWS, tokens)]
+        least = max(LEAST_ROWS, ROWS_PER_TOKEN * tokens)
+        return [table for table in own_tables(self.raw) if table.num_embeddings >= least]
 
     def _anywhere(self, asked: bool) -> bool:
         """Whether any process was asked to stop: a signal does not reach all of them between the same two steps."""

@@ -40,7 +40,7 @@ LONGEST = 1024  # steps after which all rows are brought up to date, so that the
 ORDERS = 5  # moments 0 to 4
 BLOCK = 2048  # rows at a time: what is computed on the way stays in the cache
 ELEMENTS = 512  # at a time, for those that are added up term by term
-STRONGEST_DECAY = 0.1  # lr λ: with more, 1 / W would leave the range of numbers within `LONGEST` steps
+STRONGEST_DECAY = 0.1  # lr λ: with much more, W would leave the range of numbers within `LONGEST` steps
 AVERAGE, SQUARE = "exp_avg", "exp_avg_sq"  # m and v, as torch's AdamW names them
 LAST, HISTORY = "last", "history"  # what a state has beside a dense AdamW's while rows are behind
 
@@ -145,8 +145,8 @@ class History:
         """What it does to rows to have waited since ``places``, counted from the beginning, until now.
 
         Returns:
-            [8, rows]: W; Σ wⱼ; e; κ₂ Σ wⱼ; κ₃ Σ wⱼ; the r up to which the remainder is below rounding; β₁ᵏ and β₂ᵏ, by which
-            the moments shrink.
+            [8, rows]: W; Σ wⱼ; e; κ₂ Σ wⱼ; κ₃ Σ wⱼ; the r up to which the remainder is below rounding; β₁ᵏ and β₂ᵏ,
+            by which the moments shrink.
         """
         return self._columns().to(places.device).index_select(1, places)
 
@@ -255,7 +255,7 @@ class Table:
         """Bring up to date what is about to be read; rows may repeat."""
         if not self.behind:
             return
-        rows = rows.flatten().long()
+        rows = rows.flatten().long().contiguous()
         if self._kernels is not None:
             self._bring(rows)
             return
@@ -321,8 +321,8 @@ class Table:
             self._step(rows, gradient.values())
         else:
             numbers = (options["lr"], *options["betas"], options["eps"], options["weight_decay"])
-            table, step = self._for_kernels(), _Step(self.history.end, *numbers)
-            addresses = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (rows, gradient.values().contiguous()))
+            table, step, values = self._for_kernels(), _Step(self.history.end, *numbers), gradient.values().contiguous()
+            addresses = ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(values.data_ptr())
             self._kernels.step_rows(ctypes.byref(table), ctypes.byref(step), *addresses, ctypes.c_int64(len(rows)))
             self.state["step"] += 1
         if self.history.full:
@@ -373,7 +373,7 @@ class RowAdamW(torch.optim.AdamW):
         weight_decay: float = 0.0,
     ) -> None:
         self._embeddings = list(embeddings)
-        self._tables: dict[nn.Parameter, Table] = {}
+        self._tables: dict[Tensor, Table] = {}
         super().__init__(parameters, lr=lr, weight_decay=weight_decay, fused=True)
 
     def flush(self) -> None:
