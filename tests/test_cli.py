@@ -568,7 +568,7 @@ def test_a_mistake_is_one_clear_line(
     Path("v.txt").write_text("good 0.1 0.2\nbad 0.1 0.2\n")
     Path("odd.txt").write_text("good 0.1 0.2\nbad 0.1 x\n")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    device = [] if "--device" in arguments or arguments[0] == "data" else ["--device", "cpu"]
+    device = [] if "--device" in arguments or arguments[0] in ("data", "report") else ["--device", "cpu"]
     assert expected in call(*arguments, *device).error
     for path, content in before.items():
         assert path.read_bytes() == content
