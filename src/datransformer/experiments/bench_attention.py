@@ -215,7 +215,7 @@ def measure_case(
             reasons = explain_backends(sample.query, sample.key, sample.value)
             row["backend"] = next(backend for backend, reason in reasons.items() if reason is None)
             row["label"] = f"{contestant.label}, {row['backend']}"
-        no_time = "left out: there was no time left to compile it" if contestant.compiled and late() else None
+        no_time = "left out: compiling it would take too long here" if contestant.compiled and late() else None
         reason = failure or against[name] or no_time
         for kind in PASSES:
             reason = reason or (contestant.no_backward if kind == "both" else None)

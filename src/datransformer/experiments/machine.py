@@ -18,7 +18,16 @@ PACKAGE = Path(__file__).parents[1]
 def machine(device: torch.device) -> dict[str, Any]:
     """The device by its name, and the computer around it."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return {"device": name, "cores": os.cpu_count(), "system": platform.system(), "processor": platform.machine()}
+    return {"device": name, "cores": os.cpu_count(), "system": platform.system(), "processor": processor()}
+
+
+def processor() -> str:
+    """The CPU by its model, where Linux tells, or by its kind."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def versions_of(*names: str) -> dict[str, str]:

@@ -142,7 +142,11 @@ def _check_starts(which: str, starts: object, longest: int | None, tokens: Tenso
     if longest is None or (starts.device.type == "cpu" and not torch.compiler.is_compiling()):
         lengths = starts.diff()
         if starts[0] != 0 or starts[-1] != tokens.shape[0] or lengths.min() < 0:
-            raise ValueError(f"{name}: expected numbers that rise from 0 to the number of tokens, {tokens.shape[0]}")
+            shown = ", ".join(map(str, starts[:6].tolist())) + (", …" if len(starts) > 6 else "")
+            raise ValueError(
+                f"{name}: got {shown}, expected numbers that rise from 0 to the number of "
+                f"tokens, {tokens.shape[0]}: where each sequence starts, not how long it is"
+            )
         largest = int(lengths.max().item())
         if longest is not None and longest < largest:
             raise ValueError(f"max_seqlen_{which}: got {longest}, expected the longest length, {largest}, or more")
