@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+
+from datransformer.experiments.pieces import all_news, write_mind
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -88,29 +91,16 @@ def test_yelp(data_dir: Path, tmp_path: Path) -> None:
     assert result["metrics"]["dev"]["accuracy"] > 0.45
 
 
-def write_mind(folder: Path, news: list[dict[str, Any]], impressions: list[dict[str, Any]]) -> Path:
-    """The published tsv files from the Parquet pieces."""
-    folder.mkdir()
-    for name, rows in (
-        ("news.tsv", [(n["news_id"], n["category"], "", n["title"], "", "", "[]", "[]") for n in news]),
-        (
-            "behaviors.tsv",
-            [(i["impression_id"], i["user_id"], i["time"], i["history"] or "", i["impressions"]) for i in impressions],
-        ),
-    ):
-        with (folder / name).open("w", encoding="utf-8", newline="") as file:
-            file.writelines("\t".join(" ".join(str(field).split()) for field in row) + "\n" for row in rows)
-    return folder
-
-
 def test_mind(data_dir: Path, tmp_path: Path) -> None:
-    parts = {path.stem: pq.read_table(path).to_pylist() for path in (data_dir / "mind").glob("*.parquet")}
-    news = parts["news_small_train"]
-    known = {item["news_id"] for item in news}
-    extra = [item for item in parts["news_dev_extra"] if item["news_id"] not in known]
-    whole = [row for row in parts["behaviors_dev_pieces"] if row["candidates"] == "full"]
-    train_folder = write_mind(tmp_path / "train", news, parts["behaviors_train"])
-    dev_folder = write_mind(tmp_path / "dev", news + extra, whole)
+    news = all_news(data_dir / "mind")
+    impressions = {
+        name: pq.read_table(data_dir / "mind" / f"{name}.parquet")
+        for name in ("behaviors_train", "behaviors_dev_pieces")
+    }
+    dev = impressions["behaviors_dev_pieces"]
+    whole = dev.filter(pc.equal(dev["candidates"], "full"))
+    train_folder = write_mind(tmp_path / "train", news, impressions["behaviors_train"])
+    dev_folder = write_mind(tmp_path / "dev", news, whole)
     result = train(
         data_dir, tmp_path / "run", "--task", "recommend", "--train", train_folder, "--dev", dev_folder, "--epochs", 1,
         "--set", "data.max_history=20", "--set", "data.max_title_length=16",

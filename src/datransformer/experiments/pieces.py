@@ -149,8 +149,8 @@ def write_pieces(name: str, folder: Path, out: Path) -> Mapping[str, Path]:
     tables = PIECES[name].read(folder)
     out.mkdir(parents=True, exist_ok=True)
     if name == "mind":
-        news = _all_news(folder / "mind")
-        return {split: _write_mind(out / split, news, table) for split, table in tables.items()}
+        news = all_news(folder / "mind")
+        return {split: write_mind(out / split, news, table) for split, table in tables.items()}
     paths = {}
     for split, table in tables.items():
         paths[split] = out / f"{split}.parquet"
@@ -174,7 +174,7 @@ def _hold_out(rows: pa.Table, count: int) -> tuple[pa.Table, pa.Table]:
     return rows.filter(pc.invert(mask)), rows.filter(mask)
 
 
-def _all_news(folder: Path) -> list[dict[str, Any]]:
+def all_news(folder: Path) -> list[dict[str, Any]]:
     """Every news item once."""
     news: dict[str, dict[str, Any]] = {}
     for name in MIND_NEWS:
@@ -183,7 +183,7 @@ def _all_news(folder: Path) -> list[dict[str, Any]]:
     return list(news.values())
 
 
-def _write_mind(folder: Path, news: list[dict[str, Any]], impressions: pa.Table) -> Path:
+def write_mind(folder: Path, news: list[dict[str, Any]], impressions: pa.Table) -> Path:
     """The two files of a split as MIND publishes them."""
     folder.mkdir(parents=True, exist_ok=True)
     lines: tuple[list[tuple[Any, ...]], ...] = (

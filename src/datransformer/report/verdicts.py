@@ -53,15 +53,13 @@ def _is_significant(results: Results, comparisons: Mapping[Key, Comparison]) -> 
     return _judge(len(clear) == len(tested), f"{len(clear)} of {len(tested)} metrics at p < 0.05, Welch, after Holm")
 
 
-def _pairs(
-    results: Results, firsts: Sequence[str], seconds: Sequence[str], table: str = "methods", metric: int = 0
-) -> list[tuple[str, bool]]:
+def _pairs(results: Results, firsts: Sequence[str], seconds: Sequence[str], table: str) -> list[tuple[str, bool]]:
     """Of every study with the table: whether the worst of ``firsts`` beats the best of ``seconds``."""
     found = []
     for study in results.judged:
         if table not in STUDIES[study].tables:
             continue
-        name = STUDIES[study].metrics[metric]
+        name = STUDIES[study].metrics[0]
         sign = -1 if name in LOWER_IS_BETTER else 1
         means = {variant: results.mean(study, variant, name) for variant in (*firsts, *seconds)}
         if all(value is not None for value in means.values()):
