@@ -2,9 +2,13 @@ import os
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported: its kernels then run on the CPU
+
+settings.register_profile("shared", deadline=None)  # another process on the same core is not a slow test
+settings.load_profile("shared")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

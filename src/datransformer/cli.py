@@ -537,6 +537,12 @@ def reproduce(
     seeds: Annotated[int, typer.Option(min=1, help="How often each method is trained.")] = 5,
     out: Annotated[Path, typer.Option(help="Folder for runs, results and the page.")] = Path("reproduction"),
     device: Device = "auto",
+    together: Annotated[
+        int | None, typer.Option(min=1, help="Runs that take turns in a process. \\[6 on a GPU, 1 on a CPU]")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Processes that share the runs. \\[up to 4 with a GPU, 1 on a CPU]")
+    ] = None,
 ) -> None:
     """Run the paper's experiments, and write a page that holds our numbers against the paper's.
 
@@ -559,6 +565,8 @@ def reproduce(
         vectors=chosen,
         seeds=seeds,
         device=device,
+        together=together,
+        processes=processes,
         reporter=reporter,
     )
     write_results(out / reproduction.RESULTS, out / "results.md")

@@ -1,6 +1,7 @@
 """The reproduction from its plan to its page, on the probe."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from datransformer.ops.mapping import MAPPINGS
 from datransformer.report.records import read_results
 from datransformer.report.results import results_page, write_results
 from datransformer.train.errors import Interrupted
-from datransformer.train.fit import fit
+from datransformer.train.fit import fit_stepwise
 
 FEW = ("vanilla", OURS)
 
@@ -32,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(out: Path, **options: Any) -> list[reproduce.Record]:
-    return reproduce.reproduce(["probe"], out, cache=out / "cache", device="cpu", **{"seeds": 2, **options})
+    return reproduce.reproduce(["probe"], out, cache=out / "cache", **{"seeds": 2, "device": "cpu", **options})
 
 
 def test_every_mixer_mapping_and_adjustment_is_in_a_table() -> None:
@@ -83,7 +84,7 @@ def test_from_nothing_to_the_page_and_nothing_twice(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(reproduce, "fit", refuse)
+    monkeypatch.setattr(reproduce, "fit_stepwise", refuse)
     assert run(tmp_path) == records
 
 
@@ -98,10 +99,10 @@ def test_a_failure_is_reported_and_the_rest_runs(small: None, tmp_path: Path, mo
     def fail(config: Any, *rest: Any, **options: Any) -> Any:
         if config.model.attention == "vanilla":
             raise InputError("nothing works")
-        return fit(config, *rest, **options)
+        return fit_stepwise(config, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "fit", fail)
+        patch.setattr(reproduce, "fit_stepwise", fail)
         records = run(tmp_path, seeds=1)
     assert records[0]["failed"] == "nothing works"
     assert "metrics" in records[1]
@@ -115,10 +116,10 @@ def test_what_was_stopped_goes_on(small: None, tmp_path: Path, monkeypatch: pyte
             if step == 5:
                 raise Interrupted("stopped")
 
-        return fit(*arguments, **options, on_step=raise_at)
+        return fit_stepwise(*arguments, **options, on_step=raise_at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "fit", stop)
+        patch.setattr(reproduce, "fit_stepwise", stop)
         with pytest.raises(Interrupted):
             run(tmp_path, seeds=1)
     assert (tmp_path / "runs/probe/vanilla-0/config.yaml").exists()
@@ -177,3 +178,53 @@ def test_pieces_are_split_without_overlap_and_the_same_each_time(tmp_path: Path)
     again = pieces.write_pieces("ag", tmp_path, tmp_path / "out")
     assert content == {name: path.read_bytes() for name, path in again.items()}
     assert not pieces.has_pieces("sst", tmp_path)
+
+
+SAME = ("metrics", "answers", "best_step", "distances", "heads")
+
+
+def content(records: list[reproduce.Record]) -> list[dict[str, Any]]:
+    return sorted(
+        ({name: record[name] for name in ("variant", "seed", *SAME)} for record in records),
+        key=lambda record: (record["variant"], record["seed"]),
+    )
+
+
+def test_taking_turns_changes_nothing(small: None, tmp_path: Path, device: str) -> None:
+    alone = run(tmp_path / "alone", together=1, processes=1, device=device)
+    turns = run(tmp_path / "turns", together=3, processes=1, device=device)
+    assert content(alone) == content(turns)
+    weights = [(tmp_path / name / "runs/probe/vanilla-1/model.safetensors").read_bytes() for name in ("alone", "turns")]
+    assert weights[0] == weights[1]
+
+
+def test_processes_change_nothing(tmp_path: Path) -> None:
+    """The probe as it is: a process of its own does not see what a test replaces."""
+    plan = [
+        replace(planned, config=replace(planned.config, train=replace(planned.config.train, steps=3)))
+        for planned in studies.plan_study("probe", 1, {"files.dataset": "probe"})
+        if planned.variant in FEW
+    ]
+    place = reproduce.Place(tmp_path / "two", tmp_path / "cache", "cpu", 1)
+    shared = [record for _, record in reproduce._share_out(plan, place, 2)]
+    place = replace(place, out=tmp_path / "one")
+    assert content(shared) == content([record for _, record in reproduce.run_all(plan, place, reproduce.Shelf())])
+
+
+def test_all_that_take_turns_stop_and_go_on(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        def count(step: int) -> None:
+            if step == 5:
+                asked.append(step)
+
+        return fit_stepwise(*arguments, **{**options, "asked": lambda: bool(asked)}, on_step=count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "fit_stepwise", stop)
+        with pytest.raises(Interrupted):
+            run(tmp_path, together=2)
+    kept = sorted(path.parent.parent.name for path in tmp_path.glob("runs/probe/*/checkpoints/*.safetensors"))
+    assert kept == ["distance_aware-0", "vanilla-0"]
+    assert content(run(tmp_path, together=2)) == content(run(tmp_path / "whole", together=1))

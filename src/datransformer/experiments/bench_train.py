@@ -45,8 +45,9 @@ from datransformer.models.config import ModelConfig
 from datransformer.nn.pooling import POOLINGS
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
 from datransformer.train.fit import build_task, load_data
+from datransformer.train.graphs import own_stream
 from datransformer.train.launch import launch
-from datransformer.train.loop import train
+from datransformer.train.loop import exhaust, train
 from datransformer.train.progress import Reporter
 from datransformer.train.run import versions
 from datransformer.train.tasks import TextTask
@@ -207,8 +208,8 @@ def ours(race: Race, seed: int) -> Turn:
     torch.manual_seed(seed)
     model = build_model("sentence", race.data.tokenizer.size, len(CLASSES), config.model)
     task = TextTask(race.data, config)
-    with TemporaryDirectory() as folder:
-        outcome = train(
+    with TemporaryDirectory() as folder, own_stream():
+        steps = train(
             task,
             model,
             config.train,
@@ -217,6 +218,7 @@ def ours(race: Race, seed: int) -> Turn:
             reporter=Reporter(enabled=False),
             on_step=clock.tick,
         )
+        outcome = exhaust(steps)
     lengths = race.data.splits["train"].tokens.lengths
     tokens = sum(int(lengths[indices].sum()) for indices in race.plan(seed)[race.warm_up : race.warm_up + race.steps])
     return Turn(tokens, clock.seconds, _count(model), outcome.state.waited / outcome.state.seconds)

@@ -1,40 +1,101 @@
 """The paper's experiments as a plan of runs: each a normal run directory, and one small JSON file for the tables."""
 
+import concurrent.futures
 import json
+import multiprocessing
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from torch import Tensor
 
 from datransformer.data.batches import TextBatches
-from datransformer.data.errors import InputError
-from datransformer.data.prepare import TextData
+from datransformer.data.encode import Examples
+from datransformer.data.errors import BadRows, InputError
+from datransformer.data.news import Impressions
+from datransformer.data.prepare import Progress, TextData, no_progress
 from datransformer.data.store import write_text
+from datransformer.data.vectors import WordVectors, read_vectors
 from datransformer.experiments.heads import measure_heads
 from datransformer.experiments.linear import Texts, fit_linear
-from datransformer.experiments.machine import commit
+from datransformer.experiments.machine import commit, machine
+from datransformer.experiments.paper import OURS
 from datransformer.experiments.paper import RUNS as SEEDS
 from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS, Planned, find_data, plan_study, studies_of
+from datransformer.experiments.turns import take_turns
 from datransformer.train.config import RunConfig, to_dict
-from datransformer.train.errors import TrainingError
-from datransformer.train.fit import fit, load_data
-from datransformer.train.launch import launch, worker_of
+from datransformer.train.errors import Interrupted, TrainingError
+from datransformer.train.fit import Data, Fitted, Sources, fit_stepwise, load_data
+from datransformer.train.launch import launch
+from datransformer.train.loop import stop_signals
+from datransformer.train.metrics import rank_impressions
 from datransformer.train.progress import Reporter
-from datransformer.train.run import CONFIG, load_run, read_json
-from datransformer.train.tasks import Worker, answer_texts
+from datransformer.train.run import CONFIG, read_json
+from datransformer.train.tasks import RANKING_METRICS, Task, clicks_of
 
-RUNS, RESULTS, DATA = "runs", "results", "data"
+RUNS, RESULTS, DATA, ABOUT = "runs", "results", "data", "about.json"
 LOOKED_AT = 256  # dev texts in which the attention of a trained model is measured
+LOOKED_AT_CLICKS = 64  # of a recommender
+SHOWN_WORDS = (8, 16)  # length of the text whose attention is drawn
+SHOWN = ("vanilla", OURS)  # of which methods
+LANES = 6  # runs that take turns on a GPU; more add little
+CORES = 4  # of the computer for each process: Python, not the GPU, is what many small runs wait for
+MOST_PROCESSES = 4
 KEPT = (
     "metrics", "unknown_words", "best_step", "steps", "epochs", "parameters", "distances", "examples",
     "data_fingerprint", "training_seconds", "wall_seconds", "device", "versions",
 )  # fmt: skip
 Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs happen.
+
+    Args:
+        out: Folder for runs, results and data brought into form.
+        cache: Folder for encoded data.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        together: Runs that take turns in a process.
+    """
+
+    out: Path
+    cache: Path
+    device: str
+    together: int
+
+
+class Shelf:
+    """Data and word vectors that were read before, for runs on the same data."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, Data] = {}
+        self._vectors: dict[tuple[Path, int], WordVectors] = {}
+        self.sources = Sources(self.load, self.read)
+
+    def load(self, config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
+        """As `load_data`, once."""
+        values = to_dict(config)
+        key = json.dumps([config.shape, config.rating, values["files"], values["data"]])
+        if key not in self._data:
+            self._data[key] = load_data(config, cache, progress)
+        return self._data[key]
+
+    def read(self, path: Path, words: Sequence[str], bad_rows: BadRows, *, progress: Any = None) -> WordVectors:
+        """As `read_vectors`, once."""
+        key = path, hash(tuple(words))
+        if key not in self._vectors:
+            self._vectors[key] = read_vectors(path, words, bad_rows, progress=progress)
+        return self._vectors[key]
 
 
 def reproduce(
@@ -46,6 +107,8 @@ def reproduce(
     vectors: Path | None = None,
     seeds: int = SEEDS,
     device: str = "auto",
+    together: int | None = None,
+    processes: int | None = None,
     reporter: Reporter | None = None,
 ) -> list[Record]:
     """Run what the paper's Section 4 describes; what came of every run, which also lies below ``out/results``.
@@ -61,55 +124,146 @@ def reproduce(
         vectors: Word vectors, random ones if None.
         seeds: How often each method is trained.
         device: ``auto``, ``cpu`` or ``cuda``.
+        together: Runs that take turns in a process; None: `LANES` on a GPU, 1 on a CPU.
+        processes: Processes that share the runs; None: one to each `CORES` cores with a GPU, 1 on a CPU.
         reporter: Gets told; None: nobody.
     """
     reporter = reporter or Reporter(enabled=False)
+    began = time.time()
+    where = launch(device, "32-true").device.type  # one that is not there should not come up after an hour
+    if together is None:
+        together = LANES if where == "cuda" else 1
+    if processes is None:
+        processes = max(min((os.cpu_count() or 1) // CORES, MOST_PROCESSES), 1) if where == "cuda" else 1
+    place = Place(out, cache, device, together)
     plan: list[Planned] = []
-    caveats: dict[str, str] = {}
-    launch(device, "32-true")  # a device that is not there, or a file, should not come up after an hour
     for study in studies_of(tuple(groups)):
-        found, caveats[study] = find_data(study, data_dir, out / DATA, vectors)
-        plan += plan_study(study, seeds, found)
-    records: list[Record] = []
+        found, caveat = find_data(study, data_dir, out / DATA, vectors)
+        plan += plan_study(study, seeds, found, caveat, where)
+    records = {planned.name: _read_finished(out, planned) for planned in plan}
+    todo = [planned for planned in plan if records[planned.name] is None]
     with Board(plan, reporter) as board:
         for planned in plan:
-            path = out / RESULTS / f"{planned.name}.json"
-            record = _read_finished(path, planned)
-            if record is None:
-                board.begin(planned)
-                record = {"caveat": caveats[planned.study], **run_one(planned, out, cache, device)}
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_text(path, json.dumps(record, indent=1, ensure_ascii=False))
-            records.append(record)
+            if (record := records[planned.name]) is not None:
+                board.end(planned, record, now=False)
+        ended = _share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(), board.begin)
+        for planned, record in ended:
+            records[planned.name] = record
             board.end(planned, record)
-    return records
+    if todo:
+        about = {"runs": len(todo), "seconds": round(time.time() - began, 1), "together": together}
+        _write(out / RESULTS / ABOUT, {**about, "processes": processes, **machine(torch.device(where))})
+    return [record for record in records.values() if record is not None]
 
 
-def run_one(planned: Planned, out: Path, cache: Path, device: str) -> Record:
-    """Train, test and look at one model; a failure is a result too."""
-    folder = out / RUNS / planned.name
-    about: Record = {
-        "study": planned.study,
-        "variant": planned.variant,
-        "seed": planned.seed,
-        "settings": settings_of(planned.config),
-        "commit": commit(),
-    }
+def run_all(
+    todo: Sequence[Planned], place: Place, shelf: Shelf, begin: Callable[[Planned], None] = lambda planned: None
+) -> Iterator[tuple[Planned, Record]]:
+    """Run in this process; each with its record, which is on disk by then, as they end."""
+
+    def start(planned: Planned) -> Callable[[], Generator[None, None, Record]]:
+        def run() -> Generator[None, None, Record]:
+            begin(planned)
+            return run_one(planned, place, shelf, asked)
+
+        return run
+
+    with stop_signals() as asked:
+        for planned, record in take_turns(((planned, start(planned)) for planned in todo), place.together):
+            _write(_path(place.out, planned), record)
+            yield planned, record
+
+
+_SHELVES: list[Shelf] = []  # of a process that `_share_out` started
+
+
+def _work(todo: Sequence[Planned], place: Place) -> None:
+    """Run some of them in a process of its own."""
+    if not _SHELVES:
+        torch.set_num_threads(1)
+        _SHELVES.append(Shelf())
+    for _ in run_all(todo, place, _SHELVES[0]):
+        pass
+
+
+def _share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator[tuple[Planned, Record]]:
+    """Run in several processes, all variants of a study and a seed in one; each with its record, as they end."""
+    heaps: dict[tuple[Any, ...], list[Planned]] = {}
+    for planned in todo:
+        linear = planned.variant == LINEAR  # takes no turns, so the others should not wait for it
+        heaps.setdefault((linear, planned.study, planned.seed), []).append(planned)
+    order = sorted(heaps, key=lambda heap: not heap[0])
+    waiting = {planned.name: planned for planned in todo}
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        stop_signals() as asked,
+        concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn) as pool,
+    ):
+        futures = {pool.submit(_work, heaps[heap], place): heaps[heap] for heap in order}
+        try:
+            while futures:
+                done, _ = concurrent.futures.wait(futures, timeout=1, return_when="FIRST_COMPLETED")
+                for planned in list(waiting.values()):
+                    if (record := _read_finished(place.out, planned, failed=True)) is not None:
+                        del waiting[planned.name]
+                        yield planned, record
+                for future in done:
+                    for planned in futures.pop(future):
+                        if planned.name in waiting and not asked():
+                            yield (
+                                waiting.pop(planned.name),
+                                _failed(planned, f"its process ended: {future.exception()}"),
+                            )
+                    if isinstance(future.exception(), Interrupted):
+                        raise Interrupted("stopped; the same command goes on from there")
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def run_one(
+    planned: Planned, place: Place, shelf: Shelf, asked: Callable[[], bool] | None = None
+) -> Generator[None, None, Record]:
+    """Train, test and look at one model, step by step; a failure is a result too."""
+    folder = place.out / RUNS / planned.name
     began = time.time()
     try:
         if planned.variant == LINEAR:
-            return {**about, **run_linear(planned.config, cache), "wall_seconds": round(time.time() - began, 3)}
-        result = fit(planned.config, folder, cache=cache, device=device, resume=(folder / CONFIG).exists())
-        worker = worker_of(launch(device, planned.config.train.precision))
-        looked = look_at(folder, cache, worker)
+            result = run_linear(planned.config, place.cache, shelf)
+            return {**_about(planned), **result, "wall_seconds": round(time.time() - began, 3)}
+        fitted = yield from fit_stepwise(
+            planned.config,
+            folder,
+            cache=place.cache,
+            device=place.device,
+            resume=(folder / CONFIG).exists(),
+            sources=shelf.sources,
+            asked=asked,
+        )
+        looked = look_at(fitted, planned)
     except (InputError, TrainingError) as error:
-        return {**about, "failed": str(error), "wall_seconds": round(time.time() - began, 3)}
-    return {**about, **{name: result[name] for name in KEPT}, **looked}
+        return {**_failed(planned, str(error)), "wall_seconds": round(time.time() - began, 3)}
+    kept = {name: fitted.result[name] for name in KEPT}
+    return {**_about(planned), **kept, "together": place.together, **looked}
 
 
-def run_linear(config: RunConfig, cache: Path) -> Record:
+def _about(planned: Planned) -> Record:
+    return {
+        "study": planned.study,
+        "variant": planned.variant,
+        "seed": planned.seed,
+        "caveat": planned.caveat,
+        "settings": settings_of(planned.config),
+        "commit": commit(),
+    }
+
+
+def _failed(planned: Planned, why: str) -> Record:
+    return {**_about(planned), "failed": why}
+
+
+def run_linear(config: RunConfig, cache: Path, shelf: Shelf) -> Record:
     """The linear model on the words that the others get, split as theirs."""
-    data = load_data(config, cache)
+    data = shelf.load(config, cache)
     assert isinstance(data, TextData)
     words = np.array(data.tokenizer.words, dtype=object)
     texts = {}
@@ -123,11 +277,15 @@ def run_linear(config: RunConfig, cache: Path) -> Record:
         "examples": {name: len(split) for name, split in data.splits.items()},
         "parameters": result.features * len(result.classes),
         "strength": result.strength,
-        "answers": "".join(map(str, result.predicted.tolist())),
-        "truth": "".join(map(str, result.labels.tolist())),
+        "answers": _digits(result.predicted),
+        "truth": _digits(result.labels),
         "data_fingerprint": data.fingerprint,
         "device": "cpu",
     }
+
+
+def _digits(classes: npt.NDArray[Any]) -> str:
+    return "".join(map(str, classes.tolist()))
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
@@ -138,24 +296,20 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def look_at(folder: Path, cache: Path, worker: Worker) -> Record:
-    """The answers of a trained model to each test text, as digits, and what its attention looks like on dev texts."""
-    run = load_run(folder)
-    data = load_data(run.config, cache)
-    if not isinstance(data, TextData):
-        return {}
-    run.model.to(worker.device)
-    looked: Record = {}
-    split = data.splits.get("test", data.splits["dev"])
-    if run.labels.classes is not None and len(run.labels.classes) <= 10:
-        answers = answer_texts(run.model, split, run.config, worker).argmax(1)
-        assert split.labels is not None
-        looked["answers"] = "".join(map(str, answers.tolist()))
-        looked["truth"] = "".join(map(str, np.asarray(split.labels).tolist()))
-    source = TextBatches(data.splits["dev"], run.config.shape)
-    chosen = np.arange(min(LOOKED_AT, len(data.splits["dev"])))
-    inputs = {name: tensor.to(worker.device) for name, tensor in source.batch(chosen, ()).inputs.items()}
-    heads = measure_heads(run.model, [inputs])
+def look_at(fitted: Fitted, planned: Planned) -> Record:
+    """What a trained model answered to each test item, and what its attention looks like."""
+    task, model, device = fitted.task, fitted.model, fitted.worker.device
+    name = "test" if "test" in task.splits else "dev"
+    if name not in task.answers:  # a run that had ended in an earlier call
+        task.evaluate(model, name, fitted.worker)
+    looked = _answers(task, name, planned.config)
+    dev = task.splits["dev"]
+    if isinstance(dev, Examples):
+        source = TextBatches(dev, planned.config.shape)
+        inputs = source.batch(np.arange(min(LOOKED_AT, len(dev))), ()).inputs
+    else:
+        inputs = task.train.batch(np.arange(min(LOOKED_AT_CLICKS, len(task.train.sizes))), (0,)).inputs
+    heads = measure_heads(model, [_moved(inputs, device)])
     looked["heads"] = {
         name: {key: [round(number, 4) for number in numbers] for key, numbers in values.items()}
         for name, values in heads.items()
@@ -163,13 +317,39 @@ def look_at(folder: Path, cache: Path, worker: Worker) -> Record:
     return looked
 
 
-def _read_finished(path: Path, planned: Planned) -> Record | None:
-    """What an earlier call left of this very run, unless it failed then."""
+def _answers(task: Task, name: str, config: RunConfig) -> Record:
+    answers, split = task.answers[name], task.splits[name]
+    if isinstance(split, Impressions):
+        metrics = rank_impressions(answers[0], clicks_of(split), answers[1])
+        thousandths = np.rint(1000 * metrics).astype(int).tolist()
+        return {"items": dict(zip(RANKING_METRICS, thousandths, strict=True))}
+    truth = np.asarray(split.labels)
+    if config.rating:
+        return {"answers": np.round(answers.astype(float), 2).tolist(), "truth": truth.astype(float).tolist()}
+    return {"answers": _digits(answers.argmax(1)), "truth": _digits(truth)} if task.classes <= 10 else {}
+
+
+def _moved(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+def _path(out: Path, planned: Planned) -> Path:
+    return out / RESULTS / f"{planned.name}.json"
+
+
+def _write(path: Path, record: Record) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(record, indent=1, ensure_ascii=False))
+
+
+def _read_finished(out: Path, planned: Planned, *, failed: bool = False) -> Record | None:
+    """What an earlier call left of this very run, unless it ``failed`` then."""
+    path = _path(out, planned)
     if not path.is_file():
         return None
     record = read_json(path)
     same = record.get("settings") == json.loads(json.dumps(settings_of(planned.config)))
-    return record if same and "failed" not in record else None
+    return record if same and (failed or "failed" not in record) else None
 
 
 def reported(record: Record) -> dict[str, float]:
@@ -183,8 +363,9 @@ class Board:
 
     def __init__(self, plan: Sequence[Planned], reporter: Reporter) -> None:
         self._plan, self._reporter = plan, reporter
+        self._last = plan[0].study if plan else ""
         self._records: dict[str, Record] = {}
-        self._running = ""
+        self._running: dict[str, None] = {}
         console: Console = reporter.console
         self._live = Live(console=console, auto_refresh=False) if reporter.enabled and console.is_terminal else None
 
@@ -199,27 +380,28 @@ class Board:
 
     def begin(self, planned: Planned) -> None:
         """A run starts."""
-        self._running = planned.name
+        self._running[planned.name] = None
         self._draw()
 
-    def end(self, planned: Planned, record: Record) -> None:
-        """A run has ended, now or in an earlier call."""
+    def end(self, planned: Planned, record: Record, *, now: bool = True) -> None:
+        """A run has ended, ``now`` or in an earlier call."""
         self._records[planned.name] = record
-        if self._live is None and self._running == planned.name:
+        self._running.pop(planned.name, None)
+        if self._live is None and now:
             self._reporter.say(f"{len(self._records)} of {len(self._plan)}, {planned.name}: {_in_words(record)}")
-        self._running = ""
+        self._last = planned.study
         self._draw()
 
     def _draw(self) -> None:
         if self._live is None:
             return
-        study = (self._running or self._plan[len(self._records) - 1].name).split("/")[0]
-        self._live.update(self._table(study), refresh=True)
+        self._live.update(self._table(self._last), refresh=True)
 
     def _table(self, study: str) -> Table:
         metrics = STUDIES[study].metrics
+        running = f"training {', '.join(self._running)}" if self._running else ""
         title = f"{STUDIES[study].title}: {len(self._records)} of {len(self._plan)} runs done"
-        table = Table("method", "runs", *metrics, title=title, caption=self._running and f"training {self._running}")
+        table = Table("method", "runs", *metrics, title=title, caption=running)
         for variant in STUDIES[study].variants:
             mine = [self._records.get(run.name) for run in self._plan if (run.study, run.variant) == (study, variant)]
             done = [reported(record) for record in mine if record is not None and "failed" not in record]

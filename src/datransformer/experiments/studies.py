@@ -41,10 +41,15 @@ CHOICES: dict[str, Choice] = {
     "train.batch_size": Choice(64, "open; not searched yet"),
     "train.epochs": Choice(5, "open; not searched yet. The best epoch on dev is kept"),
     "train.clip": Choice(1.0, "open; not searched yet"),
+    "train.log_every": Choice(50, "how often the loss is written down, which changes nothing"),
+    "train.checkpoint_seconds": Choice(60.0, "most runs end sooner; one that was stopped leaves a checkpoint anyway"),
     "model.dropout": Choice(0.2, "open; NRMS, whose training the paper follows on MIND, has 0.2"),
     "model.attention_dropout": Choice(0.0, "open; not searched yet"),
     "model.pooling": Choice("additive", "open; attention over words, as in NRMS"),
 }
+
+# Weights, moments and sums are kept in full; a CPU has nothing to gain from less.
+PRECISION = {"cpu": "32-true", "cuda": "bf16-mixed"}
 
 
 @dataclass(frozen=True)
@@ -158,12 +163,14 @@ class Planned:
         study: A key of `STUDIES`.
         variant: A key of `VARIANTS`.
         seed: Of weights, order and dropout.
+        caveat: How its data differ from the paper's.
         config: All of its settings.
     """
 
     study: str
     variant: str
     seed: int
+    caveat: str
     config: RunConfig
 
     @property
@@ -181,16 +188,19 @@ def studies_of(groups: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(study for name in chosen for study in GROUPS[name]))
 
 
-def plan_study(study: str, seeds: int, data: Settings) -> list[Planned]:
+def plan_study(study: str, seeds: int, data: Settings, caveat: str = "", device: str = "cpu") -> list[Planned]:
     """All runs of a study, seed by seed, so that what is there after an hour is a whole table with fewer seeds.
 
     Args:
         study: A key of `STUDIES`.
         seeds: How often each variant is trained.
         data: Where the rows and word vectors are, as `find_data` says it.
+        caveat: What it says about them.
+        device: ``cpu`` or ``cuda``.
     """
+    data = {**data, "train.precision": PRECISION[device]}
     return [
-        Planned(study, variant, seed, config_of(study, variant, seed, data))
+        Planned(study, variant, seed, caveat, config_of(study, variant, seed, data))
         for seed in range(seeds)
         for variant in STUDIES[study].variants
         if seed == 0 or variant != LINEAR  # which draws nothing at random

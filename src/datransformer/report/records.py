@@ -64,7 +64,7 @@ class Results:
 
 def read_results(folder: Path) -> Results:
     """All records below a folder."""
-    paths = sorted(folder.rglob("*.json"))
+    paths = sorted(folder.glob("*/*.json"))
     if not paths:
         raise InputError(f"{folder}: holds no result, expected the folder results of a reproduction")
     return Results(read_json(path) for path in paths)

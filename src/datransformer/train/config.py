@@ -46,6 +46,8 @@ class TrainConfig:
         patience: Stop after so many evaluations without a better metric; None: never.
         metric: The dev metric that decides; None: accuracy, rmse or auc, by task.
         checkpoint_every: Steps between checkpoints, beside the one at each end of an epoch.
+        checkpoint_seconds: Leave a checkpoint out that comes sooner than this after the one before; one that is written
+            because the run was stopped is never left out.
         log_every: Steps between lines of metrics.jsonl.
         precision: ``32-true``, ``bf16-mixed`` or ``64-true``.
         compile: Whether to run the model through torch.compile.
@@ -71,6 +73,7 @@ class TrainConfig:
     patience: int | None = None
     metric: str | None = None
     checkpoint_every: int = 500
+    checkpoint_seconds: float = 0.0
     log_every: int = 10
     precision: str = "32-true"
     compile: bool = False
@@ -85,7 +88,7 @@ class TrainConfig:
         for name in ("steps", "evaluate_every", "patience"):
             if getattr(self, name) is not None:
                 check_positive_int(name, getattr(self, name))
-        for name in ("weight_decay", "warmup", "clip", "seed"):
+        for name in ("weight_decay", "warmup", "clip", "seed", "checkpoint_seconds"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected 0 or more")
         if self.seed >= 2**63:

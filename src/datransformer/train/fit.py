@@ -1,9 +1,9 @@
 """A run from its settings to its result: data, model, training, test, all left in one directory."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ from datransformer.data.probe import Probe
 from datransformer.data.readers import Columns
 from datransformer.data.store import Ragged
 from datransformer.data.tokenizer import SPECIAL, UNKNOWN, WordTokenizer
-from datransformer.data.vectors import read_vectors
+from datransformer.data.vectors import WordVectors, read_vectors
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.ops.mapping import MAPPINGS
 from datransformer.train.config import RunConfig, to_dict
+from datransformer.train.graphs import own_stream
 from datransformer.train.launch import launch, worker_of
-from datransformer.train.loop import train
+from datransformer.train.loop import exhaust, train
 from datransformer.train.progress import Reporter
 from datransformer.train.run import (
     CONFIG,
@@ -52,10 +53,40 @@ from datransformer.train.run import (
     start_folder,
     versions,
 )
-from datransformer.train.tasks import RecommendTask, Task, TextTask
+from datransformer.train.tasks import RecommendTask, Task, TextTask, Worker
 
 Data = TextData | NewsData
 UNKNOWN_HINT = 0.1  # a share of unknown words that is worth a line
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A run that has ended.
+
+    Args:
+        result: The content of its ``result.json``.
+        model: With the best weights, where it was trained.
+        task: With its data.
+        worker: Where it was trained.
+    """
+
+    result: dict[str, Any]
+    model: nn.Module
+    task: Task
+    worker: Worker
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where a run's data come from; a caller with many runs on the same data keeps them between two.
+
+    Args:
+        load: Brings the rows.
+        vectors: Reads word vectors.
+    """
+
+    load: Callable[[RunConfig, Path, Progress], Data]
+    vectors: Callable[..., WordVectors] = read_vectors
 
 
 def fit(
@@ -85,11 +116,63 @@ def fit(
         load: Brings the data; None: from the files that ``config`` names.
         on_step: Called with the number of each step that is done.
     """
+    steps = fit_stepwise(
+        config,
+        folder,
+        cache=cache,
+        device=device,
+        reporter=reporter,
+        resume=resume,
+        overwrite=overwrite,
+        keep_width=keep_width,
+        sources=None if load is None else Sources(load),
+        on_step=on_step,
+    )
+    with own_stream():
+        return exhaust(steps).result
+
+
+def fit_stepwise(
+    config: RunConfig,
+    folder: Path,
+    *,
+    cache: Path,
+    device: str = "auto",
+    reporter: Reporter | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    keep_width: bool = False,
+    sources: Sources | None = None,
+    on_step: Callable[[int], None] | None = None,
+    asked: Callable[[], bool] | None = None,
+) -> Generator[None, None, Fitted]:
+    """As `fit`, but yields after every step, so that several runs can take turns in one process.
+
+    With CUDA each needs a stream of its own, current whenever it is its turn.
+
+    Args:
+        config: All settings.
+        folder: The run directory.
+        cache: Folder for encoded data, shared by all runs.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        reporter: Gets told; None: nobody.
+        resume: Go on with the run that ``folder`` holds.
+        overwrite: Replace the run that ``folder`` holds.
+        keep_width: Refuse word vectors of another width than the model's, which otherwise takes theirs.
+        sources: Bring the data; None: from the files that ``config`` names.
+        on_step: Called with the number of each step that is done.
+        asked: Whether to stop, asked after every step; None: whether a signal came.
+    """
     reporter = reporter or Reporter(enabled=False)
+    sources = sources or Sources(load_data)
     _check_folder(folder, config, resume, overwrite)
     fabric = launch(device, config.train.precision, unused_parameters=_has_idle_parameters(config.model))
     with locked(folder) if fabric.is_global_zero else nullcontext():
-        return _fit(config, folder, cache, fabric, reporter, resume, overwrite, keep_width, load or load_data, on_step)
+        return (
+            yield from _fit(
+                config, folder, cache, fabric, reporter, resume, overwrite, keep_width, sources, on_step, asked
+            )
+        )
 
 
 def _fit(
@@ -101,13 +184,14 @@ def _fit(
     resume: bool,
     overwrite: bool,
     keep_width: bool,
-    load: Callable[[RunConfig, Path, Progress], Data],
+    sources: Sources,
     on_step: Callable[[int], None] | None,
-) -> dict[str, Any]:
+    asked: Callable[[], bool] | None,
+) -> Generator[None, None, Fitted]:
     began = time.time()
     reporter.enabled = reporter.enabled and fabric.is_global_zero
     with reporter.live(), fabric.rank_zero_first(local=True):
-        data = load(config, cache, reporter.stage)
+        data = sources.load(config, cache, reporter.stage)
     for note in data.notes:
         reporter.say(note)
     if resume and (folder / CONFIG).exists():
@@ -116,13 +200,15 @@ def _fit(
             raise InputError(f"{folder}: the data are not those that the run began with, expected the same files")
         if (folder / RESULT).exists():
             reporter.say(f"{folder}: training has ended already")
-            return dict(load_run(folder).result)
+            run = load_run(folder)
+            model = run.model.to(fabric.device)
+            return Fitted(dict(run.result), model, build_task(data, run.config), worker_of(fabric))
 
     torch.manual_seed(config.train.seed)
     vectors = None
     if config.data.vectors is not None:
         with reporter.live():
-            vectors, note = _read_vectors(config.data, data, reporter.stage)
+            vectors, note = _read_vectors(config.data, data, sources.vectors, reporter.stage)
         reporter.say(note)
         if resume and (folder / CONFIG).exists() and load_config(folder).model.embed_dim != vectors.shape[1]:
             raise InputError(f"{config.data.vectors}: {vectors.shape[1]}-d vectors, expected the width of the run")
@@ -149,7 +235,17 @@ def _fit(
     fabric.barrier()
     reporter.say(_describe(config, data, model, fabric))
 
-    outcome = train(task, model, config.train, folder, fabric, reporter=reporter, resume=resume, on_step=on_step)
+    outcome = yield from train(
+        task,
+        model,
+        config.train,
+        folder,
+        fabric,
+        reporter=reporter,
+        resume=resume,
+        on_step=on_step,
+        asked=asked,
+    )
     metrics = {"dev": outcome.dev}
     if "test" in data.splits:
         with reporter.live():
@@ -184,7 +280,7 @@ def _fit(
     if fabric.is_global_zero:
         finish_folder(folder, result)
     fabric.barrier()
-    return result
+    return Fitted(result, model, task, worker_of(fabric))
 
 
 def load_data(config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
@@ -305,15 +401,15 @@ def _has_idle_parameters(config: ModelConfig) -> bool:
     )
 
 
-def _read_vectors(config: DataConfig, data: Data, progress: Progress) -> tuple[Tensor, str]:
+def _read_vectors(
+    config: DataConfig, data: Data, read: Callable[..., WordVectors], progress: Progress
+) -> tuple[Tensor, str]:
     """A row for every token id, random where the file has none, and how much of the text it covers."""
     assert config.vectors is not None
     path = Path(config.vectors)
     bad_rows = BadRows(skip=config.bad_rows == "skip")
     words = data.tokenizer.words[len(SPECIAL) :]
-    found = read_vectors(
-        path, words, bad_rows, progress=lambda done, total: progress(f"reading {path.name}", done, total)
-    )
+    found = read(path, words, bad_rows, progress=lambda done, total: progress(f"reading {path.name}", done, total))
     spread = float(found.rows[found.found].std()) if int(found.found.sum()) > 1 else 1.0
     rows = torch.randn(data.tokenizer.size, found.rows.shape[1]) * spread
     rows[len(SPECIAL) :][found.found] = found.rows[found.found]

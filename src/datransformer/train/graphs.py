@@ -1,13 +1,19 @@
-"""Forward and backward as CUDA graphs. These models are small: eager, a GPU waits for Python most of the time."""
+"""Whole steps as CUDA graphs. These models are small: eager, a GPU waits for Python most of the time.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+A step is launched and not waited for, so that a process can launch those of other runs meanwhile, each run on its own
+stream. Every run draws its dropout from a generator of its own: one that several runs share would be set by one of
+them while a step of another reads it.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.adamw import adamw
 
 from datransformer.data.batches import Batch
 
@@ -19,8 +25,8 @@ Losses = Callable[[dict[str, Tensor], Batch], Tensor]
 
 
 def grid(size: int) -> int:
-    """The next size on a grid that is coarse enough to be met again: multiples of 8, then of 32, then of 128."""
-    step = 8 if size <= 64 else 32 if size <= 512 else 128
+    """The next size on a grid that is coarse enough to be met again: multiples of 8, then four to each doubling."""
+    step = max(8, 1 << (size - 1).bit_length() >> 3)
     return -(-size // step) * step
 
 
@@ -41,71 +47,153 @@ def pad_batch(batch: Batch, total: int) -> tuple[Batch, Tensor]:
     return Batch(inputs, F.pad(batch.targets, (0, extra)), batch.rows, batch.tokens), weights
 
 
-class GraphedStep:
-    """Loss, gradients and their norm for batches of shapes that come again and again.
+@contextmanager
+def own_stream() -> Iterator[None]:
+    """Work on a CUDA stream of its own, where there is CUDA: a graph cannot be captured on the default one."""
+    if not torch.cuda.is_available():
+        yield
+        return
+    before, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(before)
+    with torch.cuda.stream(stream):
+        yield
+    before.wait_stream(stream)
 
-    Gradients are written to the same tensors every time, which are the parameters' ``grad`` from now on.
+
+class GraphedStep:
+    """Steps of AdamW on batches of shapes that come again and again.
+
+    Everything happens on the stream that is current when it is called, which must not be the default one and must be
+    the same every time. Once a loss or a gradient is not finite, that step and all further ones change nothing.
 
     Args:
         model: On its CUDA device.
+        optimizer: A torch.optim.AdamW of its parameters in one group; its state is used and changed, its ``step``
+            never called.
         losses: The loss of each example from the model's inputs and a batch with targets.
         autocast: Enters mixed precision.
+        clip: Largest norm of the gradient; 0 does not clip.
     """
 
-    def __init__(self, model: nn.Module, losses: Losses, autocast: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._model, self._losses, self._autocast = model, losses, autocast
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        losses: Losses,
+        autocast: Callable[[], AbstractContextManager[Any]],
+        clip: float,
+    ) -> None:
+        self._optimizer, self._losses, self._autocast, self._clip = optimizer, losses, autocast, clip
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        for parameter in self._parameters:
-            parameter.grad = torch.zeros_like(parameter)
+        self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
         self._device = self._parameters[0].device
-        self._graphs: dict[tuple[Any, ...], Callable[[], tuple[Tensor, Tensor]]] = {}
-        self._buffers: dict[tuple[Any, ...], list[Tensor]] = {}
+        self._random = torch.Generator(self._device)
+        self._rate = torch.zeros((), device=self._device)
+        self._broken = torch.zeros((), device=self._device)  # 1 once something was not finite
+        self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
         self._pool: Any = None
+        self._results: list[Tensor] = []
 
-    def __call__(self, batch: Batch, total: int, seed: Callable[[], None]) -> tuple[Tensor, Tensor]:
-        """The loss, as a sum over examples divided by ``total``, and the norm of the gradients.
+    def __call__(self, batch: Batch, total: int, rate: float, seed: int) -> None:
+        """Launch a step at the learning ``rate``; the loss is a sum over examples divided by ``total``.
 
-        ``seed`` is called before anything is computed; it sets the random state of dropout.
+        ``seed`` sets the random state of dropout.
         """
         padded, weights = pad_batch(batch, total)
         assert padded.targets is not None
-        tensors = [*padded.inputs.values(), padded.targets, weights]
+        names, tensors = list(padded.inputs), [*padded.inputs.values(), padded.targets, weights]
         key = tuple(tuple(tensor.shape) for tensor in tensors)
+        ready = [tensor.pin_memory() for tensor in tensors]  # a copy from elsewhere would wait for the steps before
+        self._rate.fill_(rate)
         if key not in self._graphs and len(self._graphs) >= MOST:
-            seed()
-            return self._compute(list(padded.inputs), [tensor.to(self._device) for tensor in tensors])
+            with self._own_random(seed):
+                step = self._step(names, [tensor.to(self._device, non_blocking=True) for tensor in ready])
+            self._results.append(step)
+            return
         if key not in self._graphs:
-            self._capture(key, list(padded.inputs), tensors)
-        for buffer, tensor in zip(self._buffers[key], tensors, strict=True):
-            buffer.copy_(tensor)
-        seed()
-        return self._graphs[key]()
+            self._graphs[key] = self._capture(names, [tensor.to(self._device) for tensor in ready])
+        graph, buffers, results = self._graphs[key]
+        for buffer, tensor in zip(buffers, ready, strict=True):
+            buffer.copy_(tensor, non_blocking=True)
+        self._random.manual_seed(seed)
+        graph.replay()
+        self._results.append(results.clone())
 
-    def _compute(self, names: list[str], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    def results(self) -> list[tuple[float, float]]:
+        """Wait for all steps since the last call: the loss of each, and the norm of its gradient before clipping."""
+        results, self._results = self._results, []
+        return [(loss, norm) for loss, norm in torch.stack(results).tolist()] if results else []
+
+    def _differentiate(self, names: list[str], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         *inputs, targets, weights = tensors
-        gradients = [parameter.grad for parameter in self._parameters]
-        torch._foreach_zero_(gradients)  # type: ignore[arg-type]
+        torch._foreach_zero_(self._gradients)
         batch = Batch({}, targets, np.empty(0, np.int64), 0)
         with self._autocast():
             losses = self._losses(dict(zip(names, inputs, strict=True)), batch)
         loss = (losses * weights.to(losses.dtype)).sum()
         loss.backward()
-        return loss.detach(), torch.nn.utils.get_total_norm([g for g in gradients if g is not None])
+        return loss.detach(), torch.nn.utils.get_total_norm(self._gradients)
 
-    def _capture(self, key: tuple[Any, ...], names: list[str], tensors: list[Tensor]) -> None:
-        buffers = [tensor.to(self._device) for tensor in tensors]
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # once for real: libraries set themselves up on first use
-            self._compute(names, buffers)
-        torch.cuda.current_stream().wait_stream(stream)
+    @torch.no_grad()
+    def _update(self, loss: Tensor, norm: Tensor) -> Tensor:
+        finite = (loss.isfinite() & norm.isfinite()).to(self._broken.dtype)
+        self._broken.copy_(torch.maximum(self._broken, 1 - finite))
+        if self._clip:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
+        options = self._optimizer.param_groups[0]
+        states = [self._optimizer.state[parameter] for parameter in self._parameters]
+        averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        adamw(
+            self._parameters,  # type: ignore[arg-type]
+            self._gradients,
+            averages,
+            squares,
+            [],
+            steps,
+            fused=True,
+            capturable=True,
+            found_inf=self._broken,
+            amsgrad=False,
+            beta1=options["betas"][0],
+            beta2=options["betas"][1],
+            lr=self._rate,
+            weight_decay=options["weight_decay"],
+            eps=options["eps"],
+            maximize=False,
+        )
+        return torch.stack((loss, norm.to(loss)))
+
+    def _step(self, names: list[str], tensors: list[Tensor]) -> Tensor:
+        return self._update(*self._differentiate(names, tensors))
+
+    def _capture(self, names: list[str], buffers: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
+        for parameter in self._parameters:  # not in the graph, which would set them to 0 again in every step
+            state = self._optimizer.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), device=self._device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            results = self._compute(names, buffers)
+        with self._own_random(0):
+            self._differentiate(names, buffers)  # once for real: libraries set themselves up on first use
+            # Not torch.cuda.graph, which waits for the whole device and empties the caches of all runs.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                results = self._step(names, buffers)
+            finally:
+                graph.capture_end()
         self._pool = self._pool or graph.pool()
+        return graph, buffers, results
 
-        def replay() -> tuple[Tensor, Tensor]:
-            graph.replay()
-            return results
-
-        self._buffers[key], self._graphs[key] = buffers, replay
+    @contextmanager
+    def _own_random(self, seed: int) -> Iterator[None]:
+        """Let everything draw from this run's generator, freshly seeded; what is captured goes on doing so."""
+        default = torch.cuda.default_generators[self._device.index or 0]
+        before = default.graphsafe_get_state()
+        self._random.manual_seed(seed)
+        default.graphsafe_set_state(self._random)
+        try:
+            yield
+        finally:
+            default.graphsafe_set_state(before)

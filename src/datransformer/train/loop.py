@@ -6,11 +6,11 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +32,11 @@ from datransformer.train.run import BOARD, CHECKPOINTS, METRICS, WEIGHTS
 from datransformer.train.tasks import LOWER_IS_BETTER, Task
 
 Plan = list[npt.NDArray[np.int64]]
+Result = TypeVar("Result")
 # A table of fewer rows than either is updated as a whole in less time than it takes to find those that were read.
 LEAST_ROWS = 8192
 ROWS_PER_TOKEN = 8  # of a step
+MOST_LAUNCHED = 64  # steps that a GPU may be behind
 
 
 @dataclass
@@ -80,8 +82,11 @@ def train(
     reporter: Reporter,
     resume: bool = False,
     on_step: Callable[[int], None] | None = None,
-) -> Outcome:
+    asked: Callable[[], bool] | None = None,
+) -> Generator[None, None, Outcome]:
     """Train ``model`` in place; the best weights by the dev metric end up in it and in ``folder``.
+
+    Yields after every step, so that several runs can take turns; on a GPU a step is then under way, not done.
 
     Args:
         task: Batches, loss and metrics.
@@ -92,12 +97,24 @@ def train(
         reporter: Gets told.
         resume: Go on from the newest checkpoint in ``folder``.
         on_step: Called with the number of each step that is done.
+        asked: Whether to stop, asked after every step; None: whether a signal came.
     """
     loop = Loop(task, model, config, folder, fabric, reporter)
     loop.restore(resume)
-    with reporter.live(), stop_signals() as asked, loop.board(), loop.rows.waiting_rows():
-        loop.run(asked, on_step)
+    stopping = stop_signals() if asked is None else contextlib.nullcontext(asked)
+    with reporter.live(), stopping as asked, loop.board(), loop.rows.waiting_rows():
+        yield from loop.run(asked, on_step)
     return loop.finish()
+
+
+def exhaust(steps: Generator[None, None, Result]) -> Result:
+    """Take all steps; what is returned after the last."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
 
 
 class Loop:
@@ -122,11 +139,13 @@ class Loop:
         self.dev: dict[str, float] = {}
         self._losses: list[float] = []
         self._board: Any = None
+        self._best: dict[str, Tensor] = {}  # weights that are not on disk yet
+        self._saved = time.monotonic()
+        self._launched: list[tuple[int, int, int, Plan]] = []  # step, epoch, group of what was not waited for
         self._graphed: GraphedStep | None = None
-        self._ahead: tuple[tuple[int, ...], Batch] | None = None
         alone = fabric.device.type == "cuda" and fabric.world_size == 1 and config.accumulate == 1
         if alone and config.cuda_graphs and not config.compile:
-            self._graphed = GraphedStep(model, self._losses_of, fabric.autocast)
+            self._graphed = GraphedStep(model, self.rows, self._losses_of, fabric.autocast, config.clip)
 
     def restore(self, resume: bool) -> None:
         """Start afresh, or where the newest checkpoint was."""
@@ -151,13 +170,13 @@ class Loop:
                 for left in folder.glob(".*.part"):  # from a process that was killed while it wrote
                     left.unlink(missing_ok=True)
 
-    def run(self, asked: Callable[[], bool], on_step: Callable[[int], None] | None) -> None:
-        """Train until the last step, or until the dev metric no longer grows."""
+    def run(self, asked: Callable[[], bool], on_step: Callable[[int], None] | None) -> Iterator[None]:
+        """Train until the last step, or until the dev metric no longer grows; yields after every step."""
         state, config = self.state, self.config
         while not state.done:
             groups = self._groups(state.epoch)
             for group in groups[state.group :]:
-                self._step(group, groups[state.group + 1] if state.group + 1 < len(groups) else None)
+                self._step(group)
                 state.step += 1
                 state.group += 1
                 last = state.group == len(groups)
@@ -169,19 +188,23 @@ class Loop:
                     state.epoch, state.group = state.epoch + 1, 0
                 stopping = self._anywhere(asked())
                 planned = last or state.done or state.step % config.checkpoint_every == 0
-                if planned:
+                if planned:  # whether it is written or not: that must not change the run
                     self.rows.flush()
-                if planned or stopping:  # where no checkpoint was planned, it must not change the run
+                if stopping or (
+                    planned and self._anywhere(time.monotonic() - self._saved >= config.checkpoint_seconds)
+                ):
                     self._save()
                 if on_step is not None:
                     on_step(state.step)
                 if stopping and not state.done:
                     raise Interrupted(f"stopped after step {state.step:,}; --resume goes on from there")
+                yield
                 if last or state.done:
                     break
 
     def finish(self) -> Outcome:
         """Put the best weights into the model."""
+        self._save_best()
         self.fabric.barrier()
         load_weights(self.raw, self.folder / WEIGHTS)
         self.raw.eval()
@@ -219,36 +242,64 @@ class Loop:
         )
         return [plan[start : start + config.accumulate] for start in range(0, len(plan), config.accumulate)]
 
-    def _step(self, group: Plan, following: Plan | None = None) -> None:
-        """One optimiser step; a GPU that is busy with it leaves the time to build the ``following`` batch."""
+    def _step(self, group: Plan) -> None:
+        """One optimiser step; a GPU is only told to do it."""
         began = time.perf_counter()
         state, config = self.state, self.config
         self.model.train()
-        for options in self.optimizer.param_groups:
-            options["lr"] = config.lr * self._rate(state.step)
         if self._graphed is None:
-            loss, norm = self._gradients(group)
+            self._take_step(group)
         else:
-            loss, norm = self._graphed_gradients(group[0])
-            if following is not None:
-                key = self._key(0, ahead=1)
-                self._ahead = key, self.task.train.batch(following[0], key)
+            self._launch(self._graphed, group)
+        state.seconds += time.perf_counter() - began
+        if (state.step + 1) % config.log_every == 0:
+            self._collect()
+            self._log()
+
+    def _take_step(self, group: Plan) -> None:
+        for options in self.optimizer.param_groups:
+            options["lr"] = self.config.lr * self._rate(self.state.step)
+        loss, norm = self._gradients(group)
         value, length = torch.stack((loss, norm.to(loss))).tolist()
         if not (math.isfinite(value) and math.isfinite(length)):
             raise TrainingError(self._explain(group, value))
-        if config.clip and length > config.clip:
-            clip(self.raw.parameters(), config.clip, norm)
+        if self.config.clip and length > self.config.clip:
+            clip(self.raw.parameters(), self.config.clip, norm)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=self._graphed is None)
-        state.seconds += time.perf_counter() - began
+        self.optimizer.zero_grad()
         self._losses.append(value)
-        if (state.step + 1) % config.log_every == 0:
-            self._log()
+
+    def _launch(self, graphed: GraphedStep, group: Plan) -> None:
+        """As `_take_step`, for one process on a GPU and one batch a step, without waiting for what comes of it."""
+        state = self.state
+        waiting = time.perf_counter()
+        batch = self.task.train.batch(group[0], self._key(0))
+        state.waited += time.perf_counter() - waiting
+        state.tokens += batch.tokens
+        graphed(batch, len(group[0]), self.config.lr * self._rate(state.step), self._step_seed())
+        self._launched.append((state.step, state.epoch, state.group, group))
+        if len(self._launched) >= MOST_LAUNCHED:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Wait for the steps that were launched, and see to it that they went well."""
+        if self._graphed is None or not self._launched:
+            return
+        began = time.perf_counter()
+        launched, self._launched = self._launched, []
+        for (step, epoch, number, group), (loss, norm) in zip(launched, self._graphed.results(), strict=True):
+            if not (math.isfinite(loss) and math.isfinite(norm)):  # nothing has changed since
+                self.state.step, self.state.epoch, self.state.group = step, epoch, number
+                self.optimizer.zero_grad()
+                self._gradients(group)
+                raise TrainingError(self._explain(group, loss))
+            self._losses.append(loss)
+        self.state.seconds += time.perf_counter() - began
 
     def _gradients(self, group: Plan) -> tuple[Tensor, Tensor]:
         """Compute the gradients of a step; its loss, and the norm of the gradients."""
         state, fabric = self.state, self.fabric
-        self._seed_step()
+        torch.manual_seed(self._step_seed())
         total = sum(len(indices) for indices in group)
         loss = torch.zeros((), device=fabric.device)
         for number, indices in enumerate(group):
@@ -267,27 +318,16 @@ class Loop:
             loss = fabric.all_reduce(loss, reduce_op="sum")  # type: ignore[assignment]
         return loss, norm
 
-    def _graphed_gradients(self, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """As `_gradients`, for one process on a GPU and one batch a step."""
-        assert self._graphed is not None
-        waiting = time.perf_counter()
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead[0] != self._key(0):
-            ahead = self._key(0), self.task.train.batch(indices, self._key(0))
-        batch = ahead[1]
-        self.state.waited += time.perf_counter() - waiting
-        self.state.tokens += batch.tokens
-        return self._graphed(batch, len(indices), self._seed_step)
-
     def _losses_of(self, inputs: dict[str, Tensor], batch: Batch) -> Tensor:
         return self.task.losses(self.raw(**inputs), batch)
 
-    def _seed_step(self) -> None:
-        torch.manual_seed(_seed(self.config.seed, self.state.step, self.fabric.global_rank))
+    def _step_seed(self) -> int:
+        """Seeds what the model draws at random in this step."""
+        return _seed(self.config.seed, self.state.step, self.fabric.global_rank)
 
-    def _key(self, number: int, ahead: int = 0) -> tuple[int, ...]:
-        """Seeds what a batch of this step, or of one ahead in the same epoch, draws at random."""
-        return (self.config.seed, self.state.epoch, self.state.group + ahead, number)
+    def _key(self, number: int) -> tuple[int, ...]:
+        """Seeds what a batch of this step draws at random."""
+        return (self.config.seed, self.state.epoch, self.state.group, number)
 
     def _batch(self, indices: npt.NDArray[np.int64], number: int, rank: int) -> tuple[Batch, float]:
         """The share of a process in a batch, on the device, and its weight: 1, or 0 if it has none."""
@@ -315,6 +355,7 @@ class Loop:
 
     def _evaluate(self) -> None:
         """Measure on dev, and keep the weights if they are the best so far."""
+        self._collect()
         self.rows.flush()
         self._check_weights()
         self.model.eval()
@@ -326,7 +367,7 @@ class Loop:
             state.best, state.best_step, state.stale = value, state.step, 0
             self.dev = metrics
             if self.fabric.is_global_zero:
-                save_tensors(self.folder / WEIGHTS, self.raw.state_dict())
+                self._best = {name: tensor.clone() for name, tensor in self.raw.state_dict().items()}
         else:
             state.stale += 1
             if self.config.patience is not None and state.stale >= self.config.patience:
@@ -381,8 +422,16 @@ class Loop:
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
+    def _save_best(self) -> None:
+        if self._best:
+            save_tensors(self.folder / WEIGHTS, self._best)
+            self._best = {}
+
     def _save(self) -> None:
+        self._collect()
         self._check_weights()
+        self._saved = time.monotonic()
+        self._save_best()
         if self.fabric.is_global_zero:
             processes = self.fabric.world_size
             state = {**asdict(self.state), "dev": self.dev, "losses": self._losses, "processes": processes}
@@ -391,12 +440,13 @@ class Loop:
 
     def _check_weights(self) -> None:
         """Raise before weights that are NaN or Inf are taken for good ones."""
-        for name, parameter in self.raw.named_parameters():
-            if not parameter.isfinite().all():
-                raise TrainingError(
-                    f"step {self.state.step}, epoch {self.state.epoch + 1}: {name!r} became NaN or Inf; "
-                    f"{self._kept()}. A smaller --lr may help"
-                )
+        names = [name for name, _ in self.raw.named_parameters()]
+        finite = torch.stack([parameter.isfinite().all() for parameter in self.raw.parameters()]).tolist()
+        if not all(finite):
+            raise TrainingError(
+                f"step {self.state.step}, epoch {self.state.epoch + 1}: {names[finite.index(False)]!r} became NaN or "
+                f"Inf; {self._kept()}. A smaller --lr may help"
+            )
 
     def _kept(self) -> str:
         kept = checkpoints(self.folder / CHECKPOINTS)

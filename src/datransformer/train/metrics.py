@@ -56,6 +56,16 @@ def ranking_metrics(
     Returns:
         The metrics, and how many ``impressions`` they average, with ``impressions_left_out`` where there are any.
     """
+    values = rank_impressions(scores, clicked, offsets)
+    averaged, count = values.shape[1], len(offsets) - 1
+    counts = {"impressions": averaged}
+    if averaged < count:
+        counts["impressions_left_out"] = count - averaged
+    return dict(zip(("auc", "mrr", "ndcg@5", "ndcg@10"), values.mean(1).tolist(), strict=True)), counts
+
+
+def rank_impressions(scores: NDArray[np.floating], clicked: NDArray[np.generic], offsets: Ints) -> Floats:
+    """The metrics of `ranking_metrics` for each impression that has both kinds of candidates, [4, impressions]."""
     scores = np.asarray(scores, np.float64)
     clicked, offsets = _check_ranking(scores, np.asarray(clicked), np.asarray(offsets))
     lengths = np.diff(offsets)  # [impressions]
@@ -64,27 +74,28 @@ def ranking_metrics(
     kept = (clicks > 0) & (clicks < lengths)
     if not kept.any():
         raise ValueError(f"clicked: none of the {len(kept)} impressions has both a click and a candidate without one")
-    sums = np.zeros(4)
+    blocks = []
     for start in range(0, len(kept), _BLOCK):
         block = slice(start, start + _BLOCK)
         if kept[block].any():
             span = slice(offsets[start], offsets[min(start + _BLOCK, len(kept))])
             of_kept = np.repeat(kept[block], lengths[block])  # [candidates of the block]
-            sums += _ranking_sums(
-                scores[span][of_kept], clicked[span][of_kept], lengths[block][kept[block]], clicks[block][kept[block]]
+            blocks.append(
+                _rank(
+                    scores[span][of_kept],
+                    clicked[span][of_kept],
+                    lengths[block][kept[block]],
+                    clicks[block][kept[block]],
+                )
             )
-    averaged = int(np.count_nonzero(kept))
-    counts = {"impressions": averaged}
-    if averaged < len(kept):
-        counts["impressions_left_out"] = len(kept) - averaged
-    return dict(zip(("auc", "mrr", "ndcg@5", "ndcg@10"), (sums / averaged).tolist(), strict=True)), counts
+    return np.concatenate(blocks, axis=1)
 
 
 _BLOCK = 4096  # impressions sorted at a time: what a sort touches stays in the processor's cache
 
 
-def _ranking_sums(scores: Floats, clicked: NDArray[np.bool_], lengths: Ints, clicks: Ints) -> Floats:
-    """The four metrics, each summed over impressions that have both kinds of candidates."""
+def _rank(scores: Floats, clicked: NDArray[np.bool_], lengths: Ints, clicks: Ints) -> Floats:
+    """The four metrics of impressions that all have both kinds of candidates, [4, impressions]."""
     starts = np.cumsum(lengths) - lengths  # [impressions]
     impression = np.repeat(np.arange(len(lengths)), lengths)  # [candidates]
     order = np.lexsort((-scores, impression))  # stable: of two that tie the earlier stays first
@@ -103,7 +114,7 @@ def _ranking_sums(scores: Floats, clicked: NDArray[np.bool_], lengths: Ints, cli
     gain = clicked / np.log2(rank + 1)  # 2^y − 1 is y for a click or none
     best = np.concatenate([[0.0], np.cumsum(1 / np.log2(np.arange(1, 11) + 1))])  # the ideal DCG by number of clicks
     ndcg = [np.add.reduceat(gain * (rank <= k), starts) / best[np.minimum(clicks, k)] for k in (5, 10)]
-    return np.array([auc.sum(), mrr.sum(), ndcg[0].sum(), ndcg[1].sum()])
+    return np.stack([auc, mrr, *ndcg])
 
 
 def _check_pair(name: str, array: NDArray[np.generic], other_name: str, other: NDArray[np.generic]) -> None:

@@ -16,6 +16,7 @@ from datransformer.data.encode import Examples
 from datransformer.data.errors import InputError
 from datransformer.data.news import ClickBatches, Impressions, NewsData, find_clicks, impression_batches
 from datransformer.data.prepare import Progress, TextData, no_progress
+from datransformer.data.store import spans
 from datransformer.models.heads import RatingHead
 from datransformer.models.recommender import Recommender
 from datransformer.train.config import RunConfig
@@ -52,10 +53,14 @@ ALONE = Worker(torch.device("cpu"))
 
 
 class Task(Protocol):
-    """A task with its data, and the dev metric that decides."""
+    """A task with its data, and the dev metric that decides.
+
+    ``answers`` are those to each split when it was last evaluated: what `answer_texts` or `score_impressions` gave.
+    """
 
     metric: str
     classes: int
+    answers: dict[str, Any]
 
     @property
     def train(self) -> BatchSource:
@@ -95,6 +100,7 @@ class TextTask:
         self.classes = len(data.labels.classes or ())
         self.metric = choose_metric(config.train.metric, RATING_METRICS if config.rating else CLASS_METRICS)
         self.config = config
+        self.answers: dict[str, Any] = {}
         self.train: BatchSource = TextBatches(data.splits["train"], config.shape)
         self._spread = 1.0
         labels = data.splits["train"].labels
@@ -119,6 +125,7 @@ class TextTask:
     ) -> dict[str, float]:
         examples = self.splits[split]
         answers = answer_texts(model, examples, self.config, worker, progress, f"evaluating {split}")
+        self.answers[split] = answers
         assert examples.labels is not None
         if self.config.rating:
             return rating_metrics(answers, examples.labels)
@@ -139,6 +146,7 @@ class RecommendTask:
         self.splits: Mapping[str, Impressions] = data.splits
         self.metric = choose_metric(config.train.metric, RANKING_METRICS)
         self.config = config
+        self.answers: dict[str, Any] = {}
         self.train: BatchSource = ClickBatches(data.splits["train"], config.train.negatives)
         for name in set(data.splits) - {"train"}:
             if not rankable(data.splits[name]):
@@ -156,6 +164,7 @@ class RecommendTask:
     ) -> dict[str, float]:
         impressions = self.splits[split]
         scores, offsets = score_impressions(model, impressions, self.config, worker, progress, f"evaluating {split}")
+        self.answers[split] = scores, offsets
         return rank_scores(impressions, scores, offsets)
 
 
@@ -173,13 +182,15 @@ def rankable(impressions: Impressions) -> bool:
 
 def rank_scores(impressions: Impressions, scores: Answers, offsets: npt.NDArray[np.int64]) -> dict[str, float]:
     """The ranking metrics of scores for all members of ``impressions``."""
-    assert impressions.clicked is not None
-    starts, lengths = impressions.candidates.offsets[impressions.members], np.diff(offsets)
-    clicked = np.concatenate(
-        [impressions.clicked[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-    )
-    metrics, counts = ranking_metrics(scores, clicked, offsets)
+    metrics, counts = ranking_metrics(scores, clicks_of(impressions), offsets)
     return {**metrics, **counts}
+
+
+def clicks_of(impressions: Impressions) -> npt.NDArray[Any]:
+    """Whether each candidate of each member was clicked, one impression after the other."""
+    assert impressions.clicked is not None
+    lengths = impressions.candidates.lengths[impressions.members]
+    return impressions.clicked[spans(impressions.candidates.offsets[impressions.members], lengths)]
 
 
 def answer_texts(
@@ -247,19 +258,26 @@ def score_impressions(
 ) -> tuple[Answers, npt.NDArray[np.int64]]:
     """A score for every candidate of every member, one impression after the other, and where each starts.
 
-    Every title is encoded once, whatever number of impressions name it.
+    Every title that one of them names is encoded, and once.
     """
     assert isinstance(model, Recommender)
     titles = impressions.titles
-    plan = plan_batches(titles.lengths, batch_size=8 * config.train.batch_size, max_tokens=config.train.max_tokens)
+    named = np.unique(
+        np.concatenate(
+            [lists.take(impressions.members).values for lists in (impressions.history, impressions.candidates)]
+        )
+    )
+    lengths = titles.lengths[named]
+    plan = plan_batches(lengths, batch_size=8 * config.train.batch_size, max_tokens=config.train.max_tokens)
     vectors = np.zeros((len(titles), model.text.embedding.embedding_dim), np.float32)
     done = 0
-    for rows in plan[worker.rank :: worker.world]:
+    for places in plan[worker.rank :: worker.world]:
+        rows = named[places]
         tokens = torch.from_numpy(titles.take(rows).padded(0).astype(np.int64)).to(worker.device)
         with worker.autocast():
             vectors[rows] = model.text(tokens).float().cpu().numpy()
         done += len(rows)
-        progress(f"{stage}: titles", done * worker.world, len(titles))
+        progress(f"{stage}: titles", done * worker.world, len(named))
     news = torch.from_numpy(worker.add(vectors)).to(worker.device, model.text.embedding.weight.dtype)
 
     lengths = impressions.candidates.lengths[impressions.members]
