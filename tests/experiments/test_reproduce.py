@@ -206,7 +206,7 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
         if planned.variant in FEW
     ]
     place = reproduce.Place(tmp_path / "two", tmp_path / "cache", "cpu", 1)
-    shared = [record for _, record in reproduce._share_out(plan, place, 2)]
+    shared = [record for _, record in reproduce.share_out(plan, place, 2)]
     place = replace(place, out=tmp_path / "one")
     assert content(shared) == content([record for _, record in reproduce.run_all(plan, place, reproduce.Shelf())])
 

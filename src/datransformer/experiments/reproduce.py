@@ -134,19 +134,20 @@ def reproduce(
     if together is None:
         together = LANES if where == "cuda" else 1
     if processes is None:
-        processes = max(min((os.cpu_count() or 1) // CORES, MOST_PROCESSES), 1) if where == "cuda" else 1
+        processes = process_count(where)
     place = Place(out, cache, device, together)
     plan: list[Planned] = []
     for study in studies_of(tuple(groups)):
         found, caveat = find_data(study, data_dir, out / DATA, vectors)
         plan += plan_study(study, seeds, found, caveat, where)
+    plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
     records = {planned.name: _read_finished(out, planned) for planned in plan}
     todo = [planned for planned in plan if records[planned.name] is None]
     with Board(plan, reporter) as board:
         for planned in plan:
             if (record := records[planned.name]) is not None:
                 board.end(planned, record, now=False)
-        ended = _share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(), board.begin)
+        ended = share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(), board.begin)
         for planned, record in ended:
             records[planned.name] = record
             board.end(planned, record)
@@ -154,6 +155,11 @@ def reproduce(
         about = {"runs": len(todo), "seconds": round(time.time() - began, 1), "together": together}
         _write(out / RESULTS / ABOUT, {**about, "processes": processes, **machine(torch.device(where))})
     return [record for record in records.values() if record is not None]
+
+
+def process_count(device: str) -> int:
+    """How many processes should share the runs on a device."""
+    return max(min((os.cpu_count() or 1) // CORES, MOST_PROCESSES), 1) if device == "cuda" else 1
 
 
 def run_all(
@@ -174,7 +180,7 @@ def run_all(
             yield planned, record
 
 
-_SHELVES: list[Shelf] = []  # of a process that `_share_out` started
+_SHELVES: list[Shelf] = []  # of a process that `share_out` started
 
 
 def _work(todo: Sequence[Planned], place: Place) -> None:
@@ -186,20 +192,19 @@ def _work(todo: Sequence[Planned], place: Place) -> None:
         pass
 
 
-def _share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator[tuple[Planned, Record]]:
-    """Run in several processes, all variants of a study and a seed in one; each with its record, as they end."""
-    heaps: dict[tuple[Any, ...], list[Planned]] = {}
-    for planned in todo:
-        linear = planned.variant == LINEAR  # takes no turns, so the others should not wait for it
-        heaps.setdefault((linear, planned.study, planned.seed), []).append(planned)
-    order = sorted(heaps, key=lambda heap: not heap[0])
+def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator[tuple[Planned, Record]]:
+    """Run in several processes, a few at a time; each with its record, as they end."""
+    # Linear models take no turns, so the others should not wait for them.
+    heaps = [[planned] for planned in todo if planned.variant == LINEAR]
+    rest = [planned for planned in todo if planned.variant != LINEAR]
+    heaps += [rest[start : start + 2 * place.together] for start in range(0, len(rest), 2 * place.together)]
     waiting = {planned.name: planned for planned in todo}
     spawn = multiprocessing.get_context("spawn")
     with (
         stop_signals() as asked,
         concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn) as pool,
     ):
-        futures = {pool.submit(_work, heaps[heap], place): heaps[heap] for heap in order}
+        futures = {pool.submit(_work, heap, place): heap for heap in heaps}
         try:
             while futures:
                 done, _ = concurrent.futures.wait(futures, timeout=1, return_when="FIRST_COMPLETED")

@@ -165,6 +165,7 @@ class Planned:
         seed: Of weights, order and dropout.
         caveat: How its data differ from the paper's.
         config: All of its settings.
+        folder: Where its results lie below the folder of all, if not in one of the study.
     """
 
     study: str
@@ -172,11 +173,12 @@ class Planned:
     seed: int
     caveat: str
     config: RunConfig
+    folder: str | None = None
 
     @property
     def name(self) -> str:
         """Where its results lie below the folder of all."""
-        return f"{self.study}/{self.variant}-{self.seed}"
+        return f"{self.folder or self.study}/{self.variant}-{self.seed}"
 
 
 def studies_of(groups: tuple[str, ...]) -> tuple[str, ...]:
@@ -189,7 +191,7 @@ def studies_of(groups: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def plan_study(study: str, seeds: int, data: Settings, caveat: str = "", device: str = "cpu") -> list[Planned]:
-    """All runs of a study, seed by seed, so that what is there after an hour is a whole table with fewer seeds.
+    """All runs of a study, seed by seed.
 
     Args:
         study: A key of `STUDIES`.

@@ -24,8 +24,10 @@ class ModelConfig:
         layers: Encoder layers at each level.
         heads: Attention heads.
         head_dim: Width of a head.
-        embed_dim: Width of the word vectors and of the encoder. Vectors read from a file bring their own.
-        feedforward_dim: Inner width of the feed-forward network, four times embed_dim if None.
+        embed_dim: Width of the word vectors. Vectors read from a file bring their own.
+        embed_scale: What word vectors are multiplied by before anything else.
+        width: Width of the encoder, to which word vectors are then projected; None: theirs, without a projection.
+        feedforward_dim: Inner width of the feed-forward network, four times the encoder's if None.
         dropout: On word vectors, on the output of each sub-layer and inside the feed-forward network.
         attention_dropout: On attention weights.
         pooling: A key of `POOLINGS`.
@@ -39,6 +41,8 @@ class ModelConfig:
     heads: int = 16
     head_dim: int = 16
     embed_dim: int = 300
+    embed_scale: float = 1.0
+    width: int | None = None
     feedforward_dim: int | None = None
     dropout: float = 0.2
     attention_dropout: float = 0.0
@@ -51,19 +55,26 @@ class ModelConfig:
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("pair", self.pair, PAIR_FORMS)
         check_choice("head", self.head, HEADS)
-        for name in ("layers", "heads", "head_dim", "embed_dim"):
-            check_positive_int(name, getattr(self, name))
+        for name in ("layers", "heads", "head_dim", "embed_dim", "encoder_dim"):
+            check_positive_int(name.replace("encoder_dim", "width"), getattr(self, name))
             if getattr(self, name) > MOST:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at most {MOST:,}")
         if self.feedforward_dim is not None:
             check_positive_int("feedforward_dim", self.feedforward_dim)
+        if not 0 < self.embed_scale < float("inf"):
+            raise ValueError(f"embed_scale: got {self.embed_scale}, expected a positive number")
         check_dropout("dropout", self.dropout)
         check_dropout("attention_dropout", self.attention_dropout)
+
+    @property
+    def encoder_dim(self) -> int:
+        """Width of the encoder, at every level."""
+        return self.embed_dim if self.width is None else self.width
 
     def encoder(self) -> Encoder:
         """Build one level's encoder."""
         return Encoder(
-            self.embed_dim,
+            self.encoder_dim,
             self.heads,
             self.head_dim,
             num_layers=self.layers,

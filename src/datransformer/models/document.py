@@ -20,7 +20,7 @@ class DocumentModel(nn.Module):
         super().__init__()
         self.text = TextEncoder(vocabulary, config)
         self.document = SequenceEncoder(config)
-        self.head = build_head(config.embed_dim, config, classes)
+        self.head = build_head(config.encoder_dim, config, classes)
 
     def forward(self, tokens: Tensor, sentences: Tensor) -> Tensor:
         """``tokens`` [all sentences, length], 0 = padding; ``sentences`` [batch, sentences] rows of it, −1 = none.

@@ -22,9 +22,9 @@ class SiameseModel(nn.Module):
         super().__init__()
         self.text = TextEncoder(vocabulary, config)
         self.compare = nn.Sequential(
-            nn.Linear(4 * config.embed_dim, config.embed_dim), nn.ReLU(), Dropout(config.dropout)
+            nn.Linear(4 * config.encoder_dim, config.encoder_dim), nn.ReLU(), Dropout(config.dropout)
         )
-        self.head = build_head(config.embed_dim, config, classes)
+        self.head = build_head(config.encoder_dim, config, classes)
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         """``first`` [batch, length] and ``second`` [batch, other length], 0 = padding."""

@@ -31,7 +31,7 @@ class Recommender(nn.Module):
         return self.score(self.text.in_groups(titles), history, candidates)
 
     def score(self, news: Tensor, history: Tensor, candidates: Tensor) -> Tensor:
-        """As `forward`, for news vectors [news, embed_dim] that are already there."""
+        """As `forward`, for news vectors [news, width] that are already there."""
         users = self.user(*gather(news, history))  # [B, E]
         offered, padding = gather(news, candidates)  # [B, C, E]
         scores: Tensor = (offered @ users.unsqueeze(-1)).squeeze(-1)  # [B, C]

@@ -19,7 +19,7 @@ class SentenceModel(nn.Module):
     def __init__(self, vocabulary: int, classes: int, config: ModelConfig) -> None:
         super().__init__()
         self.text = TextEncoder(vocabulary, config)
-        self.head = build_head(config.embed_dim, config, classes)
+        self.head = build_head(config.encoder_dim, config, classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """``tokens`` [batch, length], 0 = padding."""

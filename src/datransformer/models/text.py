@@ -12,7 +12,7 @@ GROUPS = 4  # of titles or sentences: more would save little padding, and cost a
 
 
 class SequenceEncoder(nn.Module):
-    """Vectors [batch, length, embed_dim] to one vector each [batch, embed_dim]: encoder, pooling.
+    """Vectors [batch, length, width] to one vector each [batch, width]: encoder, pooling.
 
     Args:
         config: Which encoder and which pooling.
@@ -22,7 +22,7 @@ class SequenceEncoder(nn.Module):
         super().__init__()
         self.dropout = Dropout(config.dropout)
         self.encoder = config.encoder()
-        self.pooling = POOLINGS[config.pooling](config.embed_dim)
+        self.pooling = POOLINGS[config.pooling](config.encoder_dim)
 
     def forward(self, vectors: Tensor, padding: Tensor) -> Tensor:
         """``padding`` [batch, length] bool, True = ignore. A sequence of nothing but padding gives zeros."""
@@ -31,7 +31,7 @@ class SequenceEncoder(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Token ids [batch, length], 0 = padding, to one vector a text [batch, embed_dim].
+    """Token ids [batch, length], 0 = padding, to one vector a text [batch, width].
 
     Args:
         vocabulary: Number of token ids.
@@ -41,11 +41,16 @@ class TextEncoder(nn.Module):
     def __init__(self, vocabulary: int, config: ModelConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.embed_dim, padding_idx=PADDING)
+        self.scale = config.embed_scale
+        self.width = config.encoder_dim
+        self.projection = nn.Identity() if config.width is None else nn.Linear(config.embed_dim, config.width)
         self.sequence = SequenceEncoder(config)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        vectors: Tensor = self.sequence(self.embedding(tokens), tokens == PADDING)
-        return vectors  # [B, E]
+        words = self.embedding(tokens)  # [B, N, E]
+        words = words if self.scale == 1 else words * self.scale
+        vectors: Tensor = self.sequence(self.projection(words), tokens == PADDING)
+        return vectors  # [B, W]
 
     def in_groups(self, tokens: Tensor) -> Tensor:
         """As `forward`, for texts of unlike lengths: on a CPU in `GROUPS` by length, each as wide as its longest.

@@ -40,9 +40,12 @@ def softmax_attention(
         return weights @ value, weights  # [B, H, Nq, D]
 
     mask = None
+    alone = None if hidden is None else hidden.all(-1, keepdim=True)  # queries with no visible key
     if bias is not None:
         mask = hide(bias.to(query.dtype), hidden, torch.finfo(query.dtype).min)
-    elif hidden is not None:
-        mask = hidden.logical_not()  # torch's fused attention reads True as "take part"
+    elif hidden is not None and alone is not None:
+        # torch's fused attention reads True as "take part". Where nothing did, some of its kernels put NaN into the
+        # gradients of all keys, so such a query sees everything, and what it saw is dropped.
+        mask = hidden.logical_not() | alone
     output = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, dropout_p, scale=scale)
-    return hide(output, None if hidden is None else hidden.all(-1, keepdim=True), 0.0), None
+    return hide(output, alone, 0.0), None

@@ -246,7 +246,8 @@ class Loop:
         """One optimiser step; a GPU is only told to do it."""
         began = time.perf_counter()
         state, config = self.state, self.config
-        self.model.train()
+        if not self.raw.training:  # it looks at every module
+            self.model.train()
         if self._graphed is None:
             self._take_step(group)
         else:

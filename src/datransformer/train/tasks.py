@@ -269,7 +269,7 @@ def score_impressions(
     )
     lengths = titles.lengths[named]
     plan = plan_batches(lengths, batch_size=8 * config.train.batch_size, max_tokens=config.train.max_tokens)
-    vectors = np.zeros((len(titles), model.text.embedding.embedding_dim), np.float32)
+    vectors = np.zeros((len(titles), model.text.width), np.float32)
     done = 0
     for places in plan[worker.rank :: worker.world]:
         rows = named[places]

@@ -1,0 +1,135 @@
+"""The search for the one recipe of the reproduction: trials on dev, with no test set in sight.
+
+    python -m datransformer.experiments.search --data-dir D --out DIR [ROUND ...]
+
+Every trial changes some settings of `BASE` for all methods alike. What came of it is a line of ``search.json``, which
+`datransformer report` turns into tables.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datransformer.data.store import write_text
+from datransformer.experiments.reproduce import DATA, LANES, Place, Shelf, process_count, run_all, share_out
+from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors
+from datransformer.train.launch import launch
+from datransformer.train.progress import Reporter
+
+SEARCH = "search.json"
+# What the first round starts from: the paper's settings, and for what it leaves open those of NRMS or common ones.
+BASE: Settings = {
+    "train.lr": 1e-3,
+    "train.weight_decay": 0.0,
+    "train.warmup": 0,
+    "train.schedule": "cosine",
+    "train.batch_size": 64,
+    "train.epochs": 5,
+    "train.clip": 1.0,
+    "train.label_smoothing": 0.0,
+    "model.dropout": 0.2,
+    "model.attention_dropout": 0.0,
+    "model.pooling": "additive",
+    "model.embed_scale": 1.0,
+    "model.width": None,
+}
+
+
+@dataclass(frozen=True)
+class Round:
+    """Trials that are held against each other.
+
+    Args:
+        trials: By name, the settings that are unlike `BASE`.
+        seeds: By study, how often each trial is run.
+        variants: The methods.
+    """
+
+    trials: Mapping[str, Settings]
+    seeds: Mapping[str, int]
+    variants: tuple[str, ...]
+
+
+ONE_BY_ONE: dict[str, Settings] = {
+    "base": {},
+    "batch 128": {"train.batch_size": 128},
+    "batch 256, rate 2e-3": {"train.batch_size": 256, "train.lr": 2e-3},
+    "rate 5e-4": {"train.lr": 5e-4},
+    "rate 2e-3": {"train.lr": 2e-3},
+    "3 epochs": {"train.epochs": 3},
+    "10 epochs": {"train.epochs": 10},
+    "dropout 0.1": {"model.dropout": 0.1},
+    "dropout 0.3": {"model.dropout": 0.3},
+    "attention dropout 0.1": {"model.attention_dropout": 0.1},
+    "decay 0.05": {"train.weight_decay": 0.05},
+    "warm-up 300": {"train.warmup": 300},
+    "smoothing 0.1": {"train.label_smoothing": 0.1},
+    "mean pooling": {"model.pooling": "mean"},
+    "vectors x 3": {"model.embed_scale": 3.0},
+    "width 256": {"model.width": 256},
+    "width 256, vectors x 3": {"model.width": 256, "model.embed_scale": 3.0},
+}
+LARGE = ("base", "batch 256, rate 2e-3", "rate 5e-4", "10 epochs", "dropout 0.3", "vectors x 3", "width 256")
+ROUNDS: dict[str, Round] = {
+    "one by one": Round(ONE_BY_ONE, {"sst": 3, "ag": 1, "snli": 1}, ("vanilla", "distance_aware")),
+    "one by one, large": Round(
+        {name: ONE_BY_ONE[name] for name in LARGE}, {"mind": 1, "amazon": 1}, ("vanilla", "distance_aware")
+    ),
+}
+
+
+def plan_round(name: str, data_dir: Path, out: Path, device: str) -> Iterator[tuple[str, Planned]]:
+    """All runs of a round, each with the name of its trial."""
+    chosen = ROUNDS[name]
+    number = list(ROUNDS).index(name)
+    found = {study: find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0] for study in chosen.seeds}
+    for place, (trial, settings) in enumerate(chosen.trials.items()):
+        for study, seeds in chosen.seeds.items():
+            data = {**BASE, **found[study], "files.test": None, "train.precision": PRECISION[device], **settings}
+            for variant in chosen.variants:
+                for seed in range(seeds):
+                    config = config_of(study, variant, seed, data)
+                    yield trial, Planned(study, variant, seed, "", config, f"{number}-{place}-{study}")
+
+
+def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "auto", reporter: Reporter) -> Path:
+    """Run rounds, and add what came of them to ``search.json``; what is there already is not run again."""
+    where = launch(device, "32-true").device.type
+    plan = [(name, *one) for name in names for one in plan_round(name, data_dir, out, where)]
+    place = Place(out, out / "cache", device, LANES if where == "cuda" else 1)
+    trials = {planned.name: (name, trial) for name, trial, planned in plan}
+    processes = process_count(where)
+    todo = [planned for _, _, planned in plan]
+    path = out / SEARCH
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["trials"] if path.exists() else []
+    seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
+    todo = [one for one in todo if (*trials[one.name], one.study, one.variant, one.seed) not in seen]
+    for planned, record in share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf()):
+        name, trial = trials[planned.name]
+        row = {"round": name, "trial": trial, "study": planned.study, "variant": planned.variant, "seed": planned.seed}
+        if "failed" in record:
+            reporter.say(f"{name}, {trial}, {planned.study}, {planned.variant}: {record['failed']}")
+        else:
+            rows.append({**row, "settings": dict(ROUNDS[name].trials[trial]), "dev": record["metrics"]["dev"]})
+            reporter.say(f"{len(rows)}: {name}, {trial}, {planned.study}, {planned.variant}: {rows[-1]['dev']}")
+        write_text(path, json.dumps({"trials": rows}, indent=1))
+    return path
+
+
+def main() -> None:
+    """Run the rounds that are named, all if none is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("rounds", nargs="*", help=f"of: {', '.join(ROUNDS)}")
+    arguments = parser.parse_args()
+    if odd := set(arguments.rounds) - set(ROUNDS):
+        parser.error(f"rounds: got {odd.pop()!r}, expected some of: {', '.join(ROUNDS)}")
+    print(search(arguments.rounds or list(ROUNDS), arguments.data_dir, arguments.out, reporter=Reporter()))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
