@@ -16,17 +16,24 @@ from datransformer.train.loop import exhaust
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
+# Used again by later runs of this process: memory that was freed on one stream is of no use to another.
+_STREAMS: list[torch.cuda.Stream] = []
 
 
 @dataclass(frozen=True)
 class _Lane(Generic[Key, Result]):
+    number: int
     key: Key
     steps: Generator[None, None, Result]
-    stream: torch.cuda.Stream | None
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
-        with contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
+        if not torch.cuda.is_available():
+            yield
+            return
+        while len(_STREAMS) <= self.number:
+            _STREAMS.append(torch.cuda.Stream())
+        with torch.cuda.stream(_STREAMS[self.number]):
             yield
 
 
@@ -41,8 +48,8 @@ def take_turns(
     lanes: list[_Lane[Key, Result]] = []
     while True:
         while len(lanes) < together and (following := next(waiting, None)) is not None:
-            stream = torch.cuda.Stream() if torch.cuda.is_available() else None
-            lanes.append(_Lane(following[0], following[1](), stream))
+            number = min(set(range(together)) - {lane.number for lane in lanes})
+            lanes.append(_Lane(number, following[0], following[1]()))
         if not lanes:
             return
         for lane in list(lanes):

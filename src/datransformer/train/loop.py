@@ -205,6 +205,7 @@ class Loop:
     def finish(self) -> Outcome:
         """Put the best weights into the model."""
         self._save_best()
+        self._graphed = None  # and its memory with it, which the next run may need
         self.fabric.barrier()
         load_weights(self.raw, self.folder / WEIGHTS)
         self.raw.eval()
