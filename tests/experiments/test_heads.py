@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from datransformer.experiments.heads import _describe, measure_heads
+from datransformer.experiments.heads import _describe, draw_maps, measure_heads, starting_distances
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.nn.mixers import MIXERS
@@ -49,5 +49,44 @@ def test_every_mixer_at_every_level(mixer: str) -> None:
     assert len(found) == 2
     for numbers in found.values():
         assert all(len(values) == 3 and all(0 < value < 3 for value in values) for values in numbers.values())
-    assert not any(module._forward_pre_hooks for module in model.modules() if isinstance(module, nn.Module))
+    assert not is_watched(model)
     torch.testing.assert_close(model(**batch), before)
+
+
+def is_watched(model: nn.Module) -> bool:
+    return any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("mixer", ["vanilla", "distance_aware"])
+def test_maps_are_the_weights_between_the_words(mixer: str) -> None:
+    model = build_model("sentence", 50, 2, ModelConfig(attention=mixer, embed_dim=12, heads=3, head_dim=4)).eval()
+    inputs, words = {"tokens": torch.tensor([[7, 3, 11, 2, 5]])}, ["one", "two", "|", "$4", "five"]
+    maps = draw_maps(model, inputs, words)
+    assert maps["tokens"] == words
+    ((name, heads),) = maps["levels"].items()
+    assert name == "text.sequence.encoder.layers.0.attention"
+    weights = torch.tensor(heads)
+    assert weights.shape == (3, 5, 5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 5), atol=0.003, rtol=0)
+    assert weights.std() > 0
+    assert all(number == round(number, 3) for head in heads for row in head for number in row)
+    entropy = -torch.special.xlogy(weights, weights).sum(-1).mean(-1) / torch.tensor(5.0).log()
+    assert entropy.tolist() == pytest.approx(measure_heads(model, [inputs])[name]["entropy"], abs=0.005)
+    assert not is_watched(model)
+
+
+def test_maps_leave_out_what_is_not_between_words() -> None:
+    model = build_model("document", 50, 2, ModelConfig(embed_dim=12, heads=3, head_dim=4)).eval()
+    inputs = {"tokens": torch.tensor([[7, 3, 11]]), "sentences": torch.tensor([[0]])}
+    assert list(draw_maps(model, inputs, ["a", "b", "c"])["levels"]) == ["text.sequence.encoder.layers.0.attention"]
+    with pytest.raises(ValueError, match="words: got 2, expected one for each token of one text"):
+        draw_maps(model, inputs, ["a", "b"])
+
+
+def test_where_heads_start() -> None:
+    start = starting_distances({}, 5)
+    assert start["distance_weight"] == pytest.approx([-0.5, -0.25, 0, 0.25, 0.5])
+    assert start["distance_shift"] == [0] * 5
+    assert starting_distances({"mapping": "clip", "distance_weight_init": 2}, 3) == {
+        "distance_weight": [2] * 3, "distance_shift": [1] * 3,
+    }  # fmt: skip

@@ -3,8 +3,16 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from datransformer.report.figures import FIGURES, coefficient_matrices, draw_all, learnable_sigmoid_curves, save
+from datransformer.report.figures import (
+    FIGURES,
+    coefficient_matrices,
+    draw_all,
+    learnable_sigmoid_curves,
+    save,
+    save_small,
+)
 
 
 def test_curves_show_the_function() -> None:
@@ -36,3 +44,14 @@ def test_files_are_written_and_reproducible(tmp_path: Path) -> None:
             assert ElementTree.parse(one).getroot().tag.endswith("svg")
         else:
             assert one.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_small_file_shows_the_same(tmp_path: Path) -> None:
+    png, _ = save(coefficient_matrices(), tmp_path / "large")
+    small = save_small(coefficient_matrices(), tmp_path / "v0.5")
+    assert small.name == "v0.5.png"
+    assert small.stat().st_size < png.stat().st_size / 2
+    first, second = (np.asarray(Image.open(path).convert("RGB"), dtype=float) for path in (png, small))
+    assert first.shape == second.shape
+    assert np.abs(first - second).mean() < 1
+    assert small.read_bytes() == save_small(coefficient_matrices(), tmp_path / "again").read_bytes()

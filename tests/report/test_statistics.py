@@ -15,6 +15,7 @@ from datransformer.report.statistics import (
     bootstrap_difference,
     compare,
     correct,
+    correlate,
     holm,
     paired_t_test,
     ranked,
@@ -366,3 +367,23 @@ def test_bootstrap_refuses() -> None:
         bootstrap_difference(ours, other, labels, "accuracy", resamples=0)
     with pytest.raises(ValueError, match="level: got 95, expected a number between 0 and 1"):
         bootstrap_difference(ours, other, labels, "accuracy", level=95)
+
+
+def test_correlation_agrees_with_scipy() -> None:
+    first, second = [1.0, 2.0, 3.5, 5.0, 8.0, 9.0], [0.3, 0.1, 0.5, 0.2, 0.7, 0.4]
+    found, expected = correlate(first, second), stats.pearsonr(first, second)
+    assert found is not None
+    assert (found.r, found.p) == pytest.approx((expected.statistic, expected.pvalue))
+    interval = expected.confidence_interval(0.95)
+    assert (found.low, found.high, found.count) == pytest.approx((interval.low, interval.high, 6))
+
+
+def test_correlation_at_its_ends() -> None:
+    line = correlate([1, 2, 3, 4], [-2, -4, -6, -8])
+    assert line is not None
+    assert (line.r, line.p) == pytest.approx((-1, 0), abs=1e-6)
+    assert -1 <= line.low <= line.high < -0.9
+    assert correlate([1, 2, 3], [1, 2, 4]) is None
+    assert correlate([1, 2, 3, 4], [0.1] * 4) is None
+    with pytest.raises(ValueError, match="second: got 3 values, expected 4"):
+        correlate([1, 2, 3, 4], [1, 2, 3])

@@ -4,7 +4,7 @@ import pytest
 
 from datransformer.experiments.paper import Printed
 from datransformer.report.statistics import Interval, compare, correct
-from datransformer.report.tables import Column, Row, results_table
+from datransformer.report.tables import Column, Row, escaped, results_table, word_table
 
 ACCURACY = Column("ag accuracy", "AG accuracy")
 ERROR = Column("rmse", "RMSE", percent=False, digits=3, higher_is_better=False)
@@ -144,3 +144,13 @@ def test_p_values_are_shown_as_far_as_they_say_something(gap: float, shown: str)
     runs = {"xl": [0.01, 0.011, 0.012], "distance_aware": [0.01 + gap, 0.011 + gap, 0.012 + gap]}
     rows = [Row(method, method, {"ag accuracy": scores}) for method, scores in runs.items()]
     assert shown in results_table([ACCURACY], rows, {"ag accuracy": compare(runs, "distance_aware")})
+
+
+def test_words_are_not_set_to_the_right() -> None:
+    assert word_table(["a", "b"], [["c", "d"]]) == ["| a | b |", "| --- | --- |", "| c | d |"]
+
+
+def test_a_text_stays_one_line_in_one_cell() -> None:
+    assert escaped("a\u2028b\r\n| c\\") == "a b \\| c\\\\"
+    assert escaped("<a href='x'>&amp;") == "&lt;a href='x'&gt;&amp;amp;"
+    assert escaped(0.5) == "0.5"

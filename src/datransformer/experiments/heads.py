@@ -1,11 +1,13 @@
-"""Numbers for what the paper shows in heat maps: how sharp, how sparse and how far-sighted each attention head is."""
+"""What the paper shows in heat maps, and numbers for it: how sharp, sparse and far-sighted each attention head is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.nn.multihead import MultiheadAttention
 
 MASS = 0.9  # of a query's attention
@@ -26,34 +28,86 @@ def measure_heads(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
         model: In evaluation mode.
         batches: Arguments of its forward.
     """
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, MultiheadAttention)}
-    sums: dict[str, Sums] = {name: {} for name in modules}
-    handles = [
-        module.register_forward_pre_hook(_watch(sums[name]), with_kwargs=True) for name, module in modules.items()
-    ]
-    try:
-        with torch.no_grad():
-            for inputs in batches:
-                model(**inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    sums: dict[str, Sums] = {}
+
+    def add(name: str, weights: Tensor, padding: Tensor | None) -> None:
+        found = sums.setdefault(name, {})
+        for key, number in _describe(weights.double(), padding).items():
+            found[key] = found.get(key, torch.zeros_like(number)) + number
+
+    with _watching(model, add), torch.no_grad():
+        for inputs in batches:
+            model(**inputs)
     return {
         name: {key: (total[key] / total["queries"]).tolist() for key in ("entropy", "keys", "distance")}
         for name, total in sums.items()
-        if total and total["queries"] > 0
+        if total["queries"] > 0
     }
 
 
-def _watch(sums: Sums) -> Any:
-    """A hook that computes the weights of a call beside it, and adds up what they say."""
+def draw_maps(model: nn.Module, inputs: Mapping[str, Tensor], words: Sequence[str]) -> dict[str, Any]:
+    """The attention weights between the words of one text, as in Fig. 8.
+
+    Levels that attend between other things than these words, as between sentences, are left out.
+
+    Args:
+        model: In evaluation mode.
+        inputs: Arguments of its forward: a batch of one text, without padding.
+        words: The words of that text, one a token.
+
+    Returns:
+        ``tokens``, the words, and ``levels``, by attention module the weights [head][query][key], three decimals.
+    """
+    levels: dict[str, Any] = {}
+    shape = (1, len(words), len(words))
+
+    def keep(name: str, weights: Tensor, padding: Tensor | None) -> None:
+        batch, _, *lengths = weights.shape
+        if (batch, *lengths) == shape:
+            # Rounded as Python does it: float32 has no 0.1 to round to.
+            levels[name] = [[[round(one, 3) for one in row] for row in head] for head in weights[0].tolist()]
+
+    with _watching(model, keep), torch.no_grad():
+        model(**inputs)
+    if not levels:
+        raise ValueError(f"words: got {len(words)}, expected one for each token of one text")
+    return {"tokens": list(words), "levels": levels}
+
+
+def starting_distances(options: Mapping[str, Any], heads: int) -> dict[str, list[float]]:
+    """W and v of every head before training.
+
+    Args:
+        options: ``attention_options`` of a model.
+        heads: How many it has.
+    """
+    module = DistanceAwareAttention(heads, heads, **options)
+    return {name: getattr(module, name).tolist() for name in ("distance_weight", "distance_shift")}
+
+
+@contextmanager
+def _watching(model: nn.Module, look: Callable[[str, Tensor, Tensor | None], None]) -> Iterator[None]:
+    """Call ``look`` with name, weights [batch, heads, queries, keys] and padding of every attention that is called."""
+    handles = [
+        module.register_forward_pre_hook(_hook(name, look), with_kwargs=True)
+        for name, module in model.named_modules()
+        if isinstance(module, MultiheadAttention)
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(name: str, look: Callable[[str, Tensor, Tensor | None], None]) -> Any:
+    """A hook that computes the weights of a call beside it: the call itself may not form them."""
 
     def hook(module: MultiheadAttention, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         query, key, value, padding, *_ = (*arguments, None)
         _, weights = MultiheadAttention.forward(module, query, key, value, padding, average_attn_weights=False)
         assert weights is not None
-        for name, number in _describe(weights.double(), padding).items():
-            sums[name] = sums.get(name, torch.zeros_like(number)) + number
+        look(name, weights, padding)
 
     return hook
 

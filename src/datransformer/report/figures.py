@@ -4,6 +4,7 @@
 """
 
 import argparse
+import io
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import matplotlib
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
 from datransformer.ops.mapping import distance_coefficients
 from datransformer.ops.relative import relative_positions, toeplitz
@@ -76,6 +78,7 @@ def nearest_marker(report: Mapping[str, Any]) -> Figure:
 # Okabe and Ito's colours, which the colour-blind can tell apart; the markers tell them apart in grey too.
 OKABE_ITO = ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#009E73", "#CC79A7", "#000000", "#F0E442")
 MARKERS = "osD^vPX*"
+COLOURS = 256  # as many as a small file can have: enough for the shades of a heat map and of the edges of letters
 
 
 def attention_growth(result: Mapping[str, Any]) -> Figure:
@@ -122,6 +125,16 @@ def save(figure: Figure, path: Path | str) -> list[Path]:
         figure.savefig(png, dpi=150, metadata={"Software": None})
         figure.savefig(svg, metadata={"Date": None})
     return [png, svg]
+
+
+def save_small(figure: Figure, path: Path | str) -> Path:
+    """Write ``figure`` as ``path`` + .png of few colours, a third of the bytes; the same each time, as in `save`."""
+    path = Path(path)
+    file = path.with_name(path.name + ".png")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", dpi=150)
+    Image.open(drawn).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(file, optimize=True)
+    return file
 
 
 def draw_all(directory: Path | str) -> list[Path]:

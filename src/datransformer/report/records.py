@@ -1,15 +1,43 @@
 """What the runs of a reproduction have left, by study, variant and seed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from datransformer.data.errors import InputError
+from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.reproduce import Record, reported
-from datransformer.experiments.studies import STUDIES
+from datransformer.experiments.studies import STUDIES, VARIANTS
+from datransformer.report.forms import check_form
+from datransformer.report.statistics import RESAMPLED, Floats, Items
 from datransformer.train.run import read_json
+from datransformer.train.tasks import CLASS_METRICS, RATING_METRICS
+
+SEARCH, BEYOND = "search.json", "beyond.json"  # beside the folders of the studies, where there are any
+PER_MILLE = 1000  # the unit in which a record keeps what each item came to
+ABOUT = {"study": str, "variant": str, "seed": int, "failed?": str}
+FINISHED = {
+    "metrics": {"dev": dict, "test?": dict},
+    "examples": {str: int},
+    "caveat": str,
+    "device": str,
+    "wall_seconds": float,
+    "settings?": {"model?": {"attention_options?": dict}},
+    "distances?": {str: {"distance_weight": [float], "distance_shift": [float]}},
+    "heads?": {str: {"entropy": [float], "keys": [float], "distance": [float]}},
+    "items?": {str: [float]},
+    "maps?": {"tokens": [str], "levels": {str: [[[float]]]}},
+}
+SEARCHED = {
+    "note": str,
+    "trials": [{"round": str, "study": str, "variant": str, "settings": dict, "seed": int, "dev": dict}],
+    "chosen": dict,
+}
+GONE_BEYOND = {"note": str, "rows": [{"study": str, "option": str, "seed": int, "dev?": dict, "test?": dict}]}
 
 
 class Results:
@@ -17,11 +45,14 @@ class Results:
 
     Args:
         records: As `datransformer.experiments.reproduce.reproduce` returns and writes them.
+        search: How the settings were found, if that is known.
+        beyond: What changes that the paper does not have came to, if there were any.
     """
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, records: Iterable[Record], search: Record | None = None, beyond: Record | None = None) -> None:
         self.records: dict[str, dict[str, dict[int, Record]]] = {}
         self.failed: list[Record] = []
+        self.search, self.beyond = search, beyond
         for record in records:
             if "failed" in record:
                 self.failed.append(record)
@@ -33,11 +64,6 @@ class Results:
     def studies(self) -> list[str]:
         """Those of which there is anything, in the order of `STUDIES`."""
         return [study for study in STUDIES if study in self.records]
-
-    @property
-    def judged(self) -> list[str]:
-        """By which the paper's claims are judged: its own data sets, or the probe where there is nothing else."""
-        return [study for study in self.studies if study != "probe"] or self.studies
 
     def runs(self, study: str, variant: str) -> list[Record]:
         """By seed."""
@@ -53,18 +79,149 @@ class Results:
         values = list(self.scores(study, variant, metric).values())
         return float(np.mean(values)) if values else None
 
-    def distances(self, study: str, name: str) -> dict[str, list[float]]:
-        """W or v of ours by level, sorted, averaged over runs after sorting, as the paper's figures have them."""
+    def learned(self, study: str, name: str) -> dict[str, Floats]:
+        """W or v of ours by level, [runs, heads]."""
         levels: dict[str, list[list[float]]] = {}
         for record in self.runs(study, OURS):
-            for level, numbers in record["distances"].items():
-                levels.setdefault(level, []).append(sorted(numbers[name]))
-        return {level: np.mean(runs, axis=0).tolist() for level, runs in levels.items()}
+            for level, numbers in record.get("distances", {}).items():
+                levels.setdefault(level, []).append(numbers[name])
+        return {level: np.array(runs) for level, runs in levels.items()}
+
+    def started(self, study: str, name: str, heads: int) -> list[float]:
+        """W or v of ours before training, by head; the runs of a study start alike."""
+        return starting_distances(_options(self.runs(study, OURS)[0]), heads)[name]
+
+    def measured(self, study: str, variant: str, name: str) -> Floats:
+        """How sharp, sparse or far-sighted all heads of a variant are, [runs, heads], each run sorted."""
+        runs = [
+            sorted(number for level in record["heads"].values() for number in level[name])
+            for record in self.runs(study, variant)
+            if record.get("heads")
+        ]
+        return np.array(runs)
+
+
+def items_of(record: Record, metric: str) -> Items | None:
+    """What was kept of every test item for a metric: the answer, or the metric itself; None where nothing was."""
+    if "items" in record:
+        found = record["items"].get(metric)
+        return None if found is None else np.array(found) / PER_MILLE
+    return as_numbers(record["answers"]) if "answers" in record and metric in RESAMPLED else None
+
+
+def as_numbers(values: str | list[float]) -> NDArray[Any]:
+    """Classes, which are kept as digits, or ratings."""
+    return np.array([int(sign) for sign in values] if isinstance(values, str) else values)
 
 
 def read_results(folder: Path) -> Results:
-    """All records below a folder."""
+    """All records below a folder. One that is not what a run leaves is an error that names its file."""
+    beside = (folder / SEARCH, folder / BEYOND)
     paths = sorted(folder.glob("*/*.json"))
     if not paths:
         raise InputError(f"{folder}: holds no result, expected the folder results of a reproduction")
-    return Results(read_json(path) for path in paths)
+    records = [_read_checked(path, _check_record) for path in paths]
+    first: dict[tuple[str, str], tuple[Any, Path]] = {}
+    for path, record in zip(paths, records, strict=True):
+        for key, value in _common(record).items():
+            known, there = first.setdefault((record["study"], key), (value, path))
+            if known != value:
+                raise InputError(f"{path}: {key}: not as in {there}, expected the same in all runs of a study")
+    checks = (_check_search, _check_beyond)
+    search, beyond = (
+        _read_checked(path, check) if path.is_file() else None for path, check in zip(beside, checks, strict=True)
+    )
+    return Results(records, search, beyond)
+
+
+def _read_checked(path: Path, check: Callable[[Record], None]) -> Record:
+    values = read_json(path)
+    try:
+        check(values)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    return values
+
+
+def _options(record: Record) -> dict[str, Any]:
+    options: dict[str, Any] = record.get("settings", {}).get("model", {}).get("attention_options", {})
+    return options
+
+
+def _check_record(record: Record) -> None:
+    check_form("", record, ABOUT)
+    _check_known("", record)
+    if "failed" in record:
+        return
+    check_form("", record, FINISHED)
+    study = STUDIES[record["study"]]
+    check_form("metrics", reported(record), dict.fromkeys(study.metrics, float))
+    check_form("metrics.dev", record["metrics"]["dev"], {f"{name}?": float for name in study.metrics})
+    _check_answers(record, study.metrics)
+    for level, numbers in record.get("distances", {}).items():
+        _check_counts(f"distances.{level}", *numbers.values())
+        if record["variant"] == OURS:
+            try:
+                starting_distances(_options(record), len(numbers["distance_weight"]))
+            except (TypeError, ValueError) as error:
+                raise InputError(f"settings.model.attention_options: {error}") from error
+    for level, numbers in record.get("heads", {}).items():
+        _check_counts(f"heads.{level}", *(numbers[name] for name in ("entropy", "keys", "distance")))
+    _check_counts("items", *record.get("items", {}).values())
+    if "maps" in record:
+        words = record["maps"]["tokens"]
+        for level, heads in record["maps"]["levels"].items():
+            _check_counts(f"maps.{level}", heads, *record.get("distances", {}).get(level, {}).values())
+            for head in heads:
+                _check_counts(f"maps.{level}", words, head, *head)
+
+
+def _check_known(where: str, row: Record) -> None:
+    for key, known in (("study", STUDIES), ("variant", VARIANTS)):
+        if key in row and row[key] not in known:
+            raise InputError(f"{where}{key}: got {row[key]!r}, expected one of: {', '.join(known)}")
+
+
+def _check_counts(where: str, *lists: list[Any]) -> None:
+    counts = {len(one) for one in lists}
+    if len(counts) > 1 or 0 in counts:
+        raise InputError(f"{where}: got lists of {', '.join(map(str, sorted(counts)))}, expected them equally long")
+
+
+def _check_answers(record: Record, metrics: tuple[str, ...]) -> None:
+    if "answers" not in record:
+        return
+    for key in ("answers", "truth"):
+        check_form("", record, {key: [float] if metrics == RATING_METRICS else str})
+        if metrics == CLASS_METRICS and not (record[key].isascii() and record[key].isdigit()):
+            raise InputError(f"{key}: expected digits")
+    _check_counts("answers", record["answers"], record["truth"])
+
+
+def _check_search(values: Record) -> None:
+    check_form("", values, SEARCHED)
+    _check_rows("trials", values["trials"])
+
+
+def _check_beyond(values: Record) -> None:
+    check_form("", values, GONE_BEYOND)
+    _check_rows("rows", values["rows"])
+
+
+def _check_rows(name: str, rows: list[Record]) -> None:
+    """Whether the study of each is known, and the metric that decides in it is there."""
+    for number, row in enumerate(rows):
+        _check_known(f"{name}[{number}].", row)
+        for split in row.keys() & {"dev", "test"}:
+            check_form(f"{name}[{number}].{split}", row[split], {STUDIES[row["study"]].metrics[0]: float})
+
+
+def _common(record: Record) -> dict[str, Any]:
+    """What has to be the same in all runs of a study: what is right, and how many items, levels and heads there are."""
+    common: dict[str, Any] = {"truth": record["truth"]} if "answers" in record else {}
+    for key in ("distances", "heads"):
+        if record.get(key):
+            common[key] = {level: len(next(iter(numbers.values()))) for level, numbers in record[key].items()}
+    if "items" in record:
+        common["items"] = {metric: len(numbers) for metric, numbers in record["items"].items()}
+    return common

@@ -1,37 +1,46 @@
 """The page of a reproduction, from the small JSON files that its runs have left: tables, heads, verdicts, choices."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
 from datransformer.data.store import write_text
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS
-from datransformer.experiments.paper import METRICS as METRIC_NAMES
-from datransformer.experiments.studies import CHOICES, STUDIES, TABLES, VARIANTS, Study
+from datransformer.experiments.studies import CHOICES, LINEAR, STUDIES, TABLES, VARIANTS
+from datransformer.report.comparisons import Key, compare_all
+from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
 from datransformer.report.records import Results, read_results
-from datransformer.report.statistics import RESAMPLED, Comparison, bootstrap_difference, compare, correct
-from datransformer.report.tables import Column, Row, results_table
-from datransformer.report.verdicts import UNTESTED, VERDICTS, Key, Verdict, counted
-from datransformer.train.tasks import LOWER_IS_BETTER, RATING_METRICS
+from datransformer.report.searched import beyond_the_paper, searched
+from datransformer.report.statistics import Comparison, ranked, welch_t_test
+from datransformer.report.tables import Column, Row, columns_of, escaped, results_table, shown_p, word_table
+from datransformer.report.verdicts import VERDICTS, level_name, shown_count
 
 TITLES = {
     "methods": "Methods",
     "mappings": "Ours with another mapping f (Figure 4)",
     "adjustments": "Ours with another way of adjusting (Figure 5)",
 }
+NO_POSITIONS = "none"
+CONTROLS = (LINEAR, NO_POSITIONS)  # that know nothing of positions
 
 
 def write_results(folder: Path, page: Path) -> None:
-    """Turn the records in ``folder`` into a page."""
-    write_text(page, results_page(read_results(folder)))
+    """Turn the records in ``folder`` into a page, and its pictures into the folder ``<its name>_images`` beside it."""
+    results, images = read_results(folder), page.with_name(f"{page.stem}_images")
+    write_pictures(results, images)
+    write_text(page, results_page(results, images.name))
 
 
-def results_page(results: Results) -> str:
-    """The whole page in Markdown."""
+def results_page(results: Results, images: str = "results_images") -> str:
+    """The whole page in Markdown.
+
+    Args:
+        results: All that it tells of.
+        images: The folder of its pictures, as the page refers to it.
+    """
     comparisons = compare_all(results)
     lines = ["# Results", "", *_introduction(results), "", "## What holds", "", *_verdicts(results, comparisons)]
     for study in results.studies:
@@ -40,107 +49,121 @@ def results_page(results: Results) -> str:
             shown = [variant for variant in TABLES[table] if results.runs(study, variant)]
             if len(shown) > 1:
                 lines += ["", f"### {TITLES[table]}", "", _table(results, study, table, comparisons)]
-        lines += _heads(results, study)
+                lines += _control(results, study) if table == "methods" else []
+                lines += _shown(bar_pictures(results, study, table), images)
+        lines += _heads(results, study) + _shown(head_pictures(results, study), images)
     lines += ["", "## Choices", "", *_choices()]
+    if results.search is not None:
+        lines += ["", "## What was searched", "", *searched(results.search)]
+    if results.beyond is not None:
+        lines += ["", "## Beyond the paper", "", *beyond_the_paper(results, results.beyond)]
     if results.failed:
         lines += ["", "## Runs that failed", ""]
-        lines += [f"- {one['study']}/{one['variant']}-{one['seed']}: {one['failed']}" for one in results.failed]
+        lines += [
+            f"- {one['study']}/{one['variant']}-{one['seed']}: {escaped(one['failed'])}" for one in results.failed
+        ]
     return "\n".join(lines) + "\n"
 
 
-def compare_all(results: Results) -> dict[Key, Comparison]:
-    """Ours against the best of the paper's other methods, corrected over all metrics of all data sets."""
-    found: dict[Key, Comparison] = {}
-    for study in results.studies:
-        for metric in STUDIES[study].metrics:
-            scores = {name: results.scores(study, name, metric) for name in METHODS}
-            if scores[OURS] and sum(map(bool, scores.values())) > 1:
-                comparison = compare(scores, OURS, metric not in LOWER_IS_BETTER)
-                found[study, metric] = _with_interval(results, study, metric, comparison)
-    return correct(found)
-
-
-def _with_interval(results: Results, study: str, metric: str, comparison: Comparison) -> Comparison:
-    """The comparison with an interval over test items, where the answers to them were kept."""
-    runs = [results.runs(study, name) for name in (OURS, comparison.rival)]
-    if metric not in RESAMPLED or not all("answers" in record for one in runs for record in one):
-        return comparison
-    ours, rival = (np.array([_digits(record["answers"]) for record in one]) for one in runs)
-    interval = bootstrap_difference(ours, rival, _digits(runs[0][0]["truth"]), metric)
-    return replace(comparison, interval=interval)
-
-
-def _digits(text: str) -> Any:
-    return np.array([int(sign) for sign in text])
+def _shown(pictures: Sequence[Picture], images: str) -> list[str]:
+    return [
+        line
+        for picture in pictures
+        for line in ("", f"![{escaped(picture.alt)}]({quote(f'{images}/{picture.name}.png')})", "", picture.caption)
+    ]
 
 
 def _introduction(results: Results) -> list[str]:
     variants = [runs for study in results.studies for runs in results.records[study].values()]
     records = [record for runs in variants for record in runs.values()]
-    devices = sorted({record["device"] for record in records})
+    devices = sorted({escaped(record["device"]) for record in records})
     seconds = sum(record["wall_seconds"] for record in records)
     seeds = max(map(len, variants), default=0)
     return [
         f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}, "
         f"{seconds / 60:,.0f} minutes of training and testing in all. `datransformer reproduce` made them; "
         "`datransformer report` turns what they left into this page. A cell is the mean over runs ± their standard "
-        "deviation, on the test set; the best is bold, the second best underlined."
+        "deviation, on the test set; the best is bold, the second best underlined. An interval over items is where 95 "
+        "% of the differences lie if the test items are drawn anew with replacement, the runs of a method averaged."
     ]
 
 
 def _facts(results: Results, study: str) -> list[str]:
     record = next(iter(next(iter(results.records[study].values())).values()))
     sizes = " / ".join(f"{count:,}" for count in record["examples"].values())
-    return [f"{' / '.join(record['examples'])}: {sizes}. Data: {record['caveat']}."]
-
-
-def _columns(study: Study) -> list[Column]:
-    plain = study.metrics == RATING_METRICS
-    return [
-        Column(name, METRIC_NAMES.get(name, name.upper()), not plain, 3 if plain else 2, name not in LOWER_IS_BETTER)
-        for name in study.metrics
-    ]
+    return [f"{escaped(' / '.join(record['examples']))}: {sizes}. Data: {escaped(record['caveat'])}."]
 
 
 def _table(results: Results, study: str, table: str, comparisons: Mapping[Key, Comparison]) -> str:
-    columns = _columns(STUDIES[study])
+    columns = columns_of(STUDIES[study])
     printed = RESULTS.get(study, {}) if table == "methods" else {}
     rows = []
     for variant in TABLES[table]:
-        about = VARIANTS[variant]
-        label = TABLE_OURS.get(table, about.label) if variant == OURS else about.label
+        if variant not in STUDIES[study].variants and not results.runs(study, variant):
+            continue  # no linear model predicts numbers
         scores = {column.name: results.scores(study, variant, column.name) for column in columns}
         paper = {name: methods[variant] for name, methods in printed.items() if variant in methods}
-        rows.append(Row(variant, label, scores, paper, about.in_paper))
+        rows.append(Row(variant, label_of(variant, table), scores, paper, VARIANTS[variant].in_paper))
     mine = {metric: one for (of, metric), one in comparisons.items() if of == study} if table == "methods" else {}
     return results_table(columns, rows, mine)
 
 
-TABLE_OURS = {"mappings": "learnable sigmoid (ours)", "adjustments": "early multiply (ours)"}
+def _control(results: Results, study: str) -> list[str]:
+    """How far the best Transformer and ours are above what knows nothing of positions."""
+    column = columns_of(STUDIES[study])[0]
+    means = {name: results.mean(study, name, column.name) for name in TABLES["methods"] if name not in CONTROLS}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    controls = [name for name in CONTROLS if results.runs(study, name)]
+    if not known or not controls:
+        return []
+    (best, *_), _ = ranked(known, column.higher_is_better)
+    labels = {best: f"{VARIANTS[best].label}, the best Transformer here"}
+    if OURS in known:
+        labels.setdefault(OURS, VARIANTS[OURS].label)
+    gains = [
+        f"over {VARIANTS[control].label}: "
+        + ", ".join(f"{_gain(results, study, column, name, control)} by {label}" for name, label in labels.items())
+        for control in controls
+    ]
+    return ["", f"Gain in {column.label} {'; '.join(gains)}."]
+
+
+def _gain(results: Results, study: str, column: Column, name: str, control: str) -> str:
+    """By how much a method is better than a control; with p, but not where the control has no seeds."""
+    scores = [list(results.scores(study, one, column.name).values()) for one in (name, control)]
+    test = welch_t_test(*scores)
+    gain = test.difference * (1 if column.higher_is_better else -1)
+    told = "" if control == LINEAR else f" (Welch's t-test: {'no p' if test.p is None else shown_p(test.p)})"
+    return f"{column.shown(gain, '+')}{column.unit}{told}"
 
 
 def _heads(results: Results, study: str) -> list[str]:
     """W and v as learned, and how sharp, sparse and far-sighted the heads are, ours beside vanilla."""
-    weights, shifts = (results.distances(study, name) for name in ("distance_weight", "distance_shift"))
+    weights, shifts = (results.learned(study, name) for name in ("distance_weight", "distance_shift"))
     if not weights:
         return []
     lines = [
         "",
         "### Heads",
         "",
-        "w and v of ours by level, sorted, averaged over runs after sorting (Figures 6 and 7):",
+        "w and v of ours by level: how many heads are below 0, mean ± standard deviation over runs, and the values, "
+        "sorted, averaged over runs after sorting (Figures 6 and 7):",
         "",
     ]
     rows = [
-        [f"{level}, {sign}", counted(numbers), " ".join(f"{number:+.2f}" for number in numbers)]
+        [
+            f"{escaped(level_name(level))}, {sign}",
+            shown_count(values),
+            " ".join(f"{one:+.2f}" for one in np.sort(values).mean(axis=0)),
+        ]
         for sign, levels in (("w", weights), ("v", shifts))
-        for level, numbers in levels.items()
+        for level, values in levels.items()
     ]
-    lines += markdown(["level", "below 0 / above 0", "values"], rows)
+    lines += markdown(["level", "heads below 0", "values"], rows)
     measured = [
         [VARIANTS[variant].label, *(_spread(results, study, variant, name) for name in ("entropy", "keys", "distance"))]
         for variant in METHODS
-        if any("heads" in record for record in results.runs(study, variant))
+        if any(record.get("heads") for record in results.runs(study, variant))
     ]
     if measured:
         lines += [
@@ -155,26 +178,35 @@ def _heads(results: Results, study: str) -> list[str]:
 
 
 def _spread(results: Results, study: str, variant: str, name: str) -> str:
-    heads = [
-        sorted(number for level in record["heads"].values() for number in level[name])
-        for record in results.runs(study, variant)
-        if "heads" in record
-    ]
-    by_rank = np.mean(heads, axis=0)
+    by_rank = results.measured(study, variant, name).mean(axis=0)
     return f"{by_rank.mean():.2f} ({by_rank[0]:.2f}–{by_rank[-1]:.2f})"
 
 
 def _choices() -> list[str]:
     rows = [[f"`{name}`", f"{choice.value}", choice.why] for name, choice in CHOICES.items()]
-    return ["The same for every method.", "", *markdown(["setting", "value", "where it comes from"], rows)]
+    return ["The same for every method.", "", *word_table(["setting", "value", "where it comes from"], rows)]
 
 
 def _verdicts(results: Results, comparisons: Mapping[Key, Comparison]) -> list[str]:
-    comparisons = {key: one for key, one in comparisons.items() if key[0] in results.judged}
-    lines = ["Judged by generated data alone, of which the paper knows nothing.", ""] * (results.judged == ["probe"])
-    rows = []
-    for name, claim in CLAIMS.items():
-        verdict = VERDICTS[name](results, comparisons) if name in VERDICTS else None
-        verdict = verdict or Verdict(UNTESTED, "no runs for it")
-        rows.append([claim.says, verdict.verdict, verdict.numbers])
-    return [*lines, *markdown(["the paper says", "verdict", "numbers"], rows)]
+    verdicts = [VERDICTS[name](results, comparisons) for name in CLAIMS]
+    rows = [
+        [f"{number}. {claim.says}", verdict.verdict, verdict.numbers]
+        for number, (claim, verdict) in enumerate(zip(CLAIMS.values(), verdicts, strict=True), 1)
+    ]
+    differences = [
+        line
+        for number, verdict in enumerate(verdicts, 1)
+        if verdict.differences
+        for line in (f"- Claim {number}", *(f"  - {text}" for text in verdict.differences))
+    ]
+    return [
+        "A difference counts as clear at p < 0.05 in Welch's t-test over seeds. A claim is reproduced where all that "
+        "it says is clear on all data sets that it speaks of; generated data do not count.",
+        "",
+        *word_table(["the paper says", "verdict", "numbers"], rows),
+        *(
+            ["", "<details><summary>The differences one by one</summary>", "", *differences, "", "</details>"]
+            if differences
+            else []
+        ),
+    ]

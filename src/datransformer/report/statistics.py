@@ -24,6 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 ROUNDING = 1e-12  # values that differ by less than this part of their size differ by rounding alone
 SIGNIFICANT = 0.05
+NORMAL_95 = 1.959963984540054  # 95 % of a normal distribution lie within as many deviations
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,25 @@ class Comparison:
     interval: Interval | None = None
 
 
+@dataclass(frozen=True)
+class Correlation:
+    """How far one quantity goes up with another.
+
+    Args:
+        r: Pearson's coefficient.
+        p: Of no correlation, two-sided.
+        low: The lower end of the 95 % interval of r.
+        high: The upper end.
+        count: How many points there were.
+    """
+
+    r: float
+    p: float
+    low: float
+    high: float
+    count: int
+
+
 TEST_NAMES = {"welch": "Welch's t-test", "paired": "paired t-test"}
 
 
@@ -166,6 +186,21 @@ def paired_t_test(first: Sequence[float], second: Sequence[float]) -> Significan
     effect = found.mean / found.deviation
     statistic, freedom = effect * math.sqrt(found.count), found.count - 1
     return Significance("paired", found.mean, effect, statistic, freedom, two_sided(statistic, freedom))
+
+
+def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation | None:
+    """Pearson's correlation, with Fisher's interval; None for fewer than four points or where either is constant."""
+    one, other = _numbers("first", first), _numbers("second", second)
+    if len(one) != len(other):
+        raise ValueError(f"second: got {len(other)} values, expected {len(one)} as for first")
+    if len(one) < 4 or 0 in (_summary(one).deviation, _summary(other).deviation):
+        return None
+    r = float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
+    freedom = len(one) - 2
+    rest = 1 - r * r
+    p = two_sided(r * math.sqrt(freedom / rest), freedom) if rest > 0 else 0.0
+    middle, half = math.atanh(np.clip(r, -1 + ROUNDING, 1 - ROUNDING)), NORMAL_95 / math.sqrt(len(one) - 3)
+    return Correlation(r, p, math.tanh(middle - half), math.tanh(middle + half), len(one))
 
 
 def two_sided(statistic: float, freedom: float) -> float:

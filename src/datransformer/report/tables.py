@@ -1,10 +1,13 @@
 """Tables of methods and metrics in Markdown, in which no star stands without the numbers that earned it."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 
 from datransformer.experiments.machine import markdown
-from datransformer.experiments.paper import Printed
+from datransformer.experiments.paper import METRICS, Printed
+from datransformer.experiments.studies import Study
 from datransformer.report.statistics import (
     SIGNIFICANT,
     TEST_NAMES,
@@ -16,6 +19,7 @@ from datransformer.report.statistics import (
     ranked,
     summarise,
 )
+from datransformer.train.tasks import LOWER_IS_BETTER, RATING_METRICS
 
 MISSING = "—"
 STAR = r"\*"  # a bare one would open italics
@@ -45,6 +49,11 @@ class Column:
         """``value`` as the column prints it; with ``sign="+"`` a gain has its sign too."""
         return f"{value * (100 if self.percent else 1):{sign}.{self.digits}f}"
 
+    @property
+    def unit(self) -> str:
+        """What differences are counted in, to go behind the number."""
+        return " points" if self.percent else ""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -63,6 +72,26 @@ class Row:
     scores: Mapping[str, Scores]
     paper: Mapping[str, Printed] = field(default_factory=dict)
     in_the_paper: bool = True
+
+
+def columns_of(study: Study) -> list[Column]:
+    """The metrics of a study."""
+    plain = study.metrics == RATING_METRICS
+    return [
+        Column(name, METRICS.get(name, name.upper()), not plain, 3 if plain else 2, name not in LOWER_IS_BETTER)
+        for name in study.metrics
+    ]
+
+
+def word_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table whose columns are all words."""
+    head, _, *lines = markdown(heads, rows)
+    return [head, f"| {' | '.join(['---'] * len(heads))} |", *lines]
+
+
+def escaped(text: object) -> str:
+    """A text that came from a file, as one line that Markdown shows as it is, in a table too."""
+    return re.sub(r"([\\`*_#\[\]|~$])", r"\\\1", escape(" ".join(str(text).split()), quote=False))
 
 
 def results_table(
@@ -157,9 +186,8 @@ def _footnotes(columns: Sequence[Column], rows: Sequence[Row], comparisons: Mapp
 
 
 def _footnote(column: Column, comparison: Comparison, labels: Mapping[str, str]) -> str:
-    unit = " points" if column.percent else ""
     ours, rival = (labels.get(method, method) for method in (comparison.ours, comparison.rival))
-    parts = [f"{column.label}: {ours} − {rival} = {column.shown(comparison.welch.difference, '+')}{unit}"]
+    parts = [f"{column.label}: {ours} − {rival} = {column.shown(comparison.welch.difference, '+')}{column.unit}"]
     parts += [_test(test) for test in (comparison.welch, comparison.paired) if test]
     if comparison.interval:
         parts.append(_interval(column, comparison.interval))
@@ -170,15 +198,16 @@ def _test(test: Significance) -> str:
     name = TEST_NAMES[test.test]
     if test.p is None:
         return f"{name}: no p, {test.why_not}"
-    corrected = "not corrected" if test.corrected is None else f"Holm over {test.family}: {_p(test.corrected)}"
+    corrected = "not corrected" if test.corrected is None else f"Holm over {test.family}: {shown_p(test.corrected)}"
     effect = "" if test.effect is None else f", {_EFFECTS[test.test]} = {test.effect:+.2f}"
-    return f"{name} {_p(test.p)} ({corrected}){effect}"
+    return f"{name} {shown_p(test.p)} ({corrected}){effect}"
 
 
 _EFFECTS = {"welch": "d", "paired": "d_z"}
 
 
-def _p(value: float) -> str:
+def shown_p(value: float) -> str:
+    """A p-value as far as it says something."""
     return "p < 0.0001" if value < 0.0001 else f"p = {value:.2g}" if value < 0.001 else f"p = {value:.3f}"
 
 

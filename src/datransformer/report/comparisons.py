@@ -1,0 +1,37 @@
+"""Ours against the best of the others in every metric of every study, over runs and over test items."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from datransformer.experiments.paper import METHODS, OURS
+from datransformer.experiments.studies import STUDIES
+from datransformer.report.records import Results, as_numbers, items_of
+from datransformer.report.statistics import Comparison, bootstrap_difference, compare, correct
+from datransformer.train.tasks import LOWER_IS_BETTER
+
+Key = tuple[str, str]  # study, metric
+
+
+def compare_all(results: Results) -> dict[Key, Comparison]:
+    """Ours against the best of the paper's other methods, corrected over all metrics of all data sets."""
+    found: dict[Key, Comparison] = {}
+    for study in results.studies:
+        for metric in STUDIES[study].metrics:
+            scores = {name: results.scores(study, name, metric) for name in METHODS}
+            if scores[OURS] and sum(map(bool, scores.values())) > 1:
+                comparison = compare(scores, OURS, metric not in LOWER_IS_BETTER)
+                found[study, metric] = _with_interval(results, study, metric, comparison)
+    return correct(found)
+
+
+def _with_interval(results: Results, study: str, metric: str, comparison: Comparison) -> Comparison:
+    """The comparison with an interval over test items, where something of each item was kept in every run."""
+    ours, rival = (
+        [items_of(record, metric) for record in results.runs(study, name)] for name in (OURS, comparison.rival)
+    )
+    if any(items is None for items in (*ours, *rival)):
+        return comparison
+    record = results.runs(study, OURS)[0]
+    labels, resampled = (None, "mean") if "items" in record else (as_numbers(record["truth"]), metric)
+    return replace(comparison, interval=bootstrap_difference(np.array(ours), np.array(rival), labels, resampled))

@@ -1,0 +1,185 @@
+"""What is read, and what is refused with the name of the file and the place in it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from datransformer.data.errors import InputError
+from datransformer.experiments.paper import OURS
+from datransformer.experiments.studies import STUDIES
+from datransformer.report.forms import check_form
+from datransformer.report.records import Results, items_of, read_results
+from datransformer.report.results import results_page
+
+LEVEL = "text.sequence.encoder.layers.0.attention"
+Record = dict[str, Any]
+
+
+def make_record(study: str = "ag", variant: str = OURS, seed: int = 0, **more: Any) -> Record:
+    """All that a run leaves of texts with classes."""
+    return {
+        "study": study, "variant": variant, "seed": seed, "caveat": "made up", "device": "cpu", "wall_seconds": 1,
+        "metrics": {"dev": {}, "test": dict.fromkeys(STUDIES[study].metrics, 0.5)}, "examples": {"test": 3},
+        "settings": {"model": {"attention_options": {}}}, "answers": "012", "truth": "011",
+        "distances": {LEVEL: {"distance_weight": [-0.5, 0.5], "distance_shift": [0.1, 0.2]}},
+        "heads": {LEVEL: {"entropy": [0.1, 0.2], "keys": [0.1, 0.2], "distance": [1, 1.5]}},
+        "maps": {"tokens": ["a", "b"], "levels": {LEVEL: [[[0.5, 0.5], [0.2, 0.8]], [[0, 1], [1, 0]]]}}, **more,
+    }  # fmt: skip
+
+
+def write(folder: Path, *records: Record) -> Path:
+    for record in records:
+        path = folder / "results" / record["study"] / f"{record['variant']}-{record['seed']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+    return folder / "results"
+
+
+def put(*path: str, value: Any) -> Callable[[Record], None]:
+    """Change one place of a record."""
+
+    def change(record: Record) -> None:
+        *parents, last = path
+        for name in parents:
+            record = record[name]
+        record[last] = value
+
+    return change
+
+
+def drop(name: str) -> Callable[[Record], None]:
+    return lambda record: record.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (drop("metrics"), r"metrics: missing"),
+        (drop("truth"), r"truth: missing"),
+        (put("study", value="imdb"), r"study: got 'imdb', expected one of: ag, "),
+        (put("study", value=["ag"]), r"study: got \['ag'\], expected a text"),
+        (put("variant", value="lstm"), r"variant: got 'lstm', expected one of: "),
+        (put("seed", value=True), r"seed: got True, expected a whole number"),
+        (put("wall_seconds", value="1"), r"wall_seconds: got '1', expected a finite number"),
+        (put("metrics", value=[0.5]), r"metrics: got \[0.5\], expected an object"),
+        (put("metrics", "test", "accuracy", value=float("nan")), r"metrics\.accuracy: got nan, expected a finite"),
+        (put("metrics", "dev", "accuracy", value="0.5"), r"metrics\.dev\.accuracy: got '0.5', expected a finite"),
+        (put("metrics", "test", value={}), r"metrics\.accuracy: missing"),
+        (put("examples", "test", value=1.5), r"examples\.test: got 1.5, expected a whole number"),
+        (put("answers", value="01x"), r"answers: expected digits"),
+        (put("answers", value=[0, 1, 2]), r"answers: got \[0, 1, 2\], expected a text"),
+        (put("answers", value="0122"), r"answers: got lists of 3, 4, expected them equally long"),
+        (put("distances", LEVEL, "distance_weight", value=[0.1]), r"distances\..*: got lists of 1, 2"),
+        (put("distances", LEVEL, value={}), r"distances.*distance_weight: missing"),
+        (put("heads", LEVEL, "keys", value=[]), r"heads\..*: got lists of 0, 2"),
+        (put("items", value={"auc": []}), r"items: got lists of 0"),
+        (put("maps", "tokens", value=["a"]), r"maps\..*: got lists of 1, 2"),
+        (put("maps", "levels", LEVEL, value=[[[1, 0], [0, "1"]]]), r"maps.*\[0\]\[1\]\[1\]: got '1', expected a "),
+        (put("maps", "levels", LEVEL, value=[[[1, 0], [0, 1]]]), r"maps\..*: got lists of 1, 2"),
+        (put("settings", "model", "attention_options", value={"mapping": "x"}), r"settings\.model\.attention.*'x'"),
+    ],
+)  # fmt: skip
+def test_a_spoilt_record_is_named(spoil: Callable[[Record], None], message: str, tmp_path: Path) -> None:
+    record = make_record()
+    folder = write(tmp_path, record)
+    results_page(read_results(folder))
+    (path,) = folder.rglob("*.json")
+    spoil(record)
+    path.write_text(json.dumps(record))
+    with pytest.raises(InputError, match=rf"distance_aware-0\.json: {message}"):
+        read_results(folder)
+
+
+def test_what_is_no_record_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, make_record())
+    (folder / "notes.json").write_text("[]")
+    with pytest.raises(InputError, match=r"notes\.json: got list, expected an object"):
+        read_results(folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (put("truth", value="000"), "truth: not as in"),
+        (put("distances", value={"other": make_record()["distances"][LEVEL]}), "distances: not as in"),
+        (put("heads", LEVEL, value={"entropy": [1], "keys": [1], "distance": [1]}), "heads: not as in"),
+        (put("items", value={"auc": [1]}), "items: not as in"),
+    ],
+)
+def test_runs_that_do_not_go_together_are_named(spoil: Callable[[Record], None], message: str, tmp_path: Path) -> None:
+    first, second = (make_record(seed=seed, items={"auc": [1, 2]}) for seed in (0, 1))
+    spoil(second)
+    folder = write(tmp_path, first, second)
+    with pytest.raises(InputError, match=rf"distance_aware-1\.json: {message} .*distance_aware-0\.json"):
+        read_results(folder)
+
+
+def test_old_records_and_failed_ones_are_enough(tmp_path: Path) -> None:
+    old = make_record()
+    for name in ("answers", "truth", "heads", "maps", "settings", "distances"):
+        del old[name]
+    failed = {"study": "ag", "variant": "xl", "seed": 0, "failed": "no memory"}
+    results = read_results(write(tmp_path, old, failed, {**old, "variant": "vanilla"}))
+    assert "ag/xl-0: no memory" in results_page(results)
+    assert len(results.runs("ag", OURS)) == 1
+
+
+def test_items_are_answers_or_what_each_came_to() -> None:
+    rating = make_record("amazon_rating", answers=[1.25, 4], truth=[1, 5])
+    assert items_of(make_record(), "accuracy").tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    assert items_of(rating, "mae").tolist() == [1.25, 4]  # type: ignore[union-attr]
+    clicks = make_record("mind", items={"auc": [500, 1000]})
+    assert items_of(clicks, "auc").tolist() == [0.5, 1]  # type: ignore[union-attr]
+    assert items_of(clicks, "mrr") is None
+    assert items_of(make_record("mind"), "auc") is None
+
+
+def test_where_training_starts_is_known() -> None:
+    record = make_record()
+    assert Results([record]).started("ag", "distance_weight", 2) == [-0.5, 0.5]
+    record["settings"]["model"]["attention_options"] = {"distance_shift_init": 0.25}
+    assert Results([record]).started("ag", "distance_shift", 2) == [0.25, 0.25]
+
+
+def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
+    folder = write(tmp_path, make_record())
+    trial = {"round": "a", "study": "ag", "variant": OURS, "settings": {}, "seed": 0, "dev": {"accuracy": 0.5}}
+    row = {"study": "ag", "option": "b", "seed": 0, "dev": {"accuracy": 0.5}}
+    good: dict[str, Any] = {
+        "search.json": {"note": "", "trials": [trial], "chosen": {}},
+        "beyond.json": {"note": "", "rows": [row]},
+    }
+    for name, values in good.items():
+        (folder / name).write_text(json.dumps(values))
+    results = read_results(folder)
+    assert (results.search, results.beyond) == tuple(good.values())
+    assert results.studies == ["ag"]
+    for name, key, change, message in (
+        ("search.json", "trials", {"study": "x"}, r"search\.json: trials\[0\]\.study: got 'x'"),
+        ("search.json", "trials", {"dev": {"auc": 1}}, r"search\.json: trials\[0\]\.dev\.accuracy: missing"),
+        ("search.json", "trials", {"variant": "x"}, r"search\.json: trials\[0\]\.variant: got 'x'"),
+        ("beyond.json", "rows", {"test": {"accuracy": "x"}}, r"beyond\.json: rows\[0\]\.test\.accuracy: got 'x'"),
+        ("beyond.json", "rows", {"option": 1}, r"beyond\.json: rows\[0\]\.option: got 1, expected a text"),
+    ):
+        values = {**good[name], key: [{**(trial if key == "trials" else row), **change}]}
+        (folder / name).write_text(json.dumps(values))
+        with pytest.raises(InputError, match=message):
+            read_results(folder)
+        (folder / name).write_text(json.dumps(good[name]))
+
+
+def test_forms() -> None:
+    check_form("x", {"a": [1, 2.5], "c": {"k": ""}}, {"a": [float], "b?": int, "c": {str: str}})
+    for value, message in (
+        ({"a": [1, None]}, r"x\.a\[1\]: got None, expected a finite number"),
+        ({"a": [10**400]}, r"x\.a\[0\]: got 1000.*, expected a finite number"),
+        ({"a": 1}, r"x\.a: got 1, expected a list"),
+        ({"a": [], "b": 1.0}, r"x\.b: got 1.0, expected a whole number"),
+        ({"b": 1}, r"x\.a: missing"),
+        ([], r"x: got \[\], expected an object"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_form("x", value, {"a": [float], "b?": int})

@@ -1,0 +1,93 @@
+"""The sections on the search and on what goes beyond the paper, by hand."""
+
+from typing import Any
+
+import pytest
+
+from datransformer.experiments.paper import OURS
+from datransformer.report.records import Results
+from datransformer.report.results import results_page
+from datransformer.report.searched import beyond_the_paper, searched
+
+
+def trial(settings: dict[str, Any], score: float, study: str = "ag", number: str = "one", **more: Any) -> Any:
+    metric = "rmse" if study == "amazon_rating" else "accuracy"
+    return {"round": number, "study": study, "variant": OURS, "settings": settings, "seed": 0, "dev": {metric: score},
+            **more}  # fmt: skip
+
+
+def test_rounds_by_hand() -> None:
+    trials = [
+        trial({}, 0.80), trial({}, 0.82), trial({"train.lr": 0.1}, 0.805),
+        trial({}, 1.0, "amazon_rating"), trial({"train.lr": 0.1}, 0.9, "amazon_rating"),
+        trial({"a|b": "<i>"}, 0.5, number="two", variant="vanilla"),
+    ]  # fmt: skip
+    lines = searched({"note": "By | hand", "trials": trials, "chosen": {"train.lr": 0.1, "model.pooling": "mean"}})
+    assert lines[0] == r"By \| hand"
+    assert "the test set was never looked at" in lines[2]
+    assert lines[4:11] == [
+        "### one",
+        "",
+        "| settings | AG, DA-Transformer, Accuracy | Amazon, rating regression, DA-Transformer, RMSE |",
+        "| --- | ---: | ---: |",
+        "| nothing changed | **81.00** (2) | 1.000 (1) |",
+        "| train.lr = 0.1 | 80.50 (1) | **0.900** (1) |",
+        "",
+    ]
+    assert lines[11:] == [
+        "### two",
+        "",
+        "| settings | AG, Transformer, Accuracy |",
+        "| --- | ---: |",
+        r"| a\|b = &lt;i&gt; | **50.00** (1) |",
+        "",
+        "Chosen: train.lr = 0.1, model.pooling = mean.",
+    ]
+
+
+def test_a_study_that_was_not_tried_is_missing() -> None:
+    trials = [trial({"a": 1}, 0.8), trial({"b": 1}, 1.0, "amazon_rating")]
+    lines = searched({"note": "", "trials": trials, "chosen": {}})
+    assert lines[-2:] == ["| a = 1 | **80.00** (1) | — |", "| b = 1 | — | **1.000** (1) |"]
+
+
+def plain(study: str, *scores: float) -> list[dict[str, Any]]:
+    metric = "rmse" if study == "amazon_rating" else "accuracy"
+    metrics = [{"dev": {metric: score - 0.1}, "test": {metric: score, "macro_f1": 0.5, "mae": 0.5}} for score in scores]
+    return [
+        {"study": study, "variant": OURS, "seed": seed, "metrics": one, "caveat": "", "device": "cpu",
+         "wall_seconds": 1.0, "examples": {}}
+        for seed, one in enumerate(metrics)
+    ]  # fmt: skip
+
+
+def test_options_against_plain_ours() -> None:
+    results = Results([*plain("ag", 0.8, 0.81), *plain("amazon_rating", 0.9)])
+    rows = [
+        {"study": "ag", "option": "two|layers", "seed": seed, "dev": {"accuracy": 0.7}, "test": {"accuracy": score}}
+        for seed, score in enumerate((0.82, 0.83))
+    ]
+    rows += [{"study": "amazon_rating", "option": "signed", "seed": 0, "test": {"rmse": 0.8}},
+             {"study": "sst", "option": "signed", "seed": 0, "dev": {"accuracy": 0.8}}]  # fmt: skip
+    beyond = {"note": "Ideas", "rows": rows}
+    lines = beyond_the_paper(results, beyond)
+    assert lines[0] == "Ideas"
+    # Means 0.825 and 0.805, both variances 0.00005: t = 0.02 / √0.00005 with 2 degrees of freedom.
+    assert lines[4:] == [
+        "| option | AG, Accuracy, dev | AG, Accuracy, test | Amazon, rating regression, RMSE, test "
+        "| SST, Accuracy, dev |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        r"| two\|layers | -0.50 points (p = 0.500, 2 and 2) | +2.00 points (p = 0.106, 2 and 2) | — | — |",
+        "| signed | — | — | -0.100 (no p, 1 and 1) | — |",
+    ]
+    page = results_page(Results(plain("ag", 0.8), beyond=beyond))
+    assert "## Beyond the paper" in page
+    assert "## What was searched" not in page
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_the_search_is_on_the_page_where_there_is_one(has: bool) -> None:
+    search = {"note": "n", "trials": [trial({}, 0.5)], "chosen": {}} if has else None
+    page = results_page(Results(plain("ag", 0.8), search))
+    assert ("## What was searched" in page) == has
+    assert "## Beyond the paper" not in page
