@@ -1,6 +1,7 @@
 """The reproduction from its plan to its page, on the probe."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ def test_from_nothing_to_the_page_and_nothing_twice(
     assert record["examples"] == {"train": 200, "dev": 20, "test": 20}
     right = sum(one == other for one, other in zip(record["answers"], record["truth"], strict=True))
     assert right / 20 == pytest.approx(record["metrics"]["test"]["accuracy"])
+    assert len(records[1]["maps"]["tokens"]) in range(12, 33)
+    assert "maps" not in record  # of one seed only
     (heads,) = record["heads"].values()
     assert all(0 < number <= 1 for number in heads["entropy"])
     assert (tmp_path / "runs/probe/distance_aware-1/model.safetensors").exists()
@@ -198,7 +201,7 @@ def test_taking_turns_changes_nothing(small: None, tmp_path: Path, device: str) 
     assert weights[0] == weights[1]
 
 
-def test_processes_change_nothing(tmp_path: Path) -> None:
+def test_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe as it is: a process of its own does not see what a test replaces."""
     plan = [
         replace(planned, config=replace(planned.config, train=replace(planned.config.train, steps=3)))
@@ -206,6 +209,10 @@ def test_processes_change_nothing(tmp_path: Path) -> None:
         if planned.variant in FEW
     ]
     place = reproduce.Place(tmp_path / "two", tmp_path / "cache", "cpu", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(reproduce, "stop_signals", lambda: nullcontext(lambda: (place.out / "runs").exists()))
+        with pytest.raises(Interrupted, match="goes on from there"):
+            list(reproduce.share_out(plan, place, 2))
     shared = [record for _, record in reproduce.share_out(plan, place, 2)]
     place = replace(place, out=tmp_path / "one")
     assert content(shared) == content([record for _, record in reproduce.run_all(plan, place, reproduce.Shelf())])

@@ -95,7 +95,7 @@ def test_a_spoilt_record_is_named(spoil: Callable[[Record], None], message: str,
 
 def test_what_is_no_record_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, make_record())
-    (folder / "notes.json").write_text("[]")
+    (folder / "ag" / "notes.json").write_text("[]")
     with pytest.raises(InputError, match=r"notes\.json: got list, expected an object"):
         read_results(folder)
 

@@ -4,6 +4,7 @@ import concurrent.futures
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from datransformer.data.news import Impressions
 from datransformer.data.prepare import Progress, TextData, no_progress
 from datransformer.data.store import write_text
 from datransformer.data.vectors import WordVectors, read_vectors
-from datransformer.experiments.heads import measure_heads
+from datransformer.experiments.heads import draw_maps, measure_heads
 from datransformer.experiments.linear import Texts, fit_linear
 from datransformer.experiments.machine import commit, machine
 from datransformer.experiments.paper import OURS
@@ -45,11 +46,12 @@ from datransformer.train.tasks import RANKING_METRICS, Task, clicks_of
 RUNS, RESULTS, DATA, ABOUT = "runs", "results", "data", "about.json"
 LOOKED_AT = 256  # dev texts in which the attention of a trained model is measured
 LOOKED_AT_CLICKS = 64  # of a recommender
-SHOWN_WORDS = (8, 16)  # length of the text whose attention is drawn
+SHOWN_WORDS = (12, 32)  # least and most in the text whose attention is drawn
 SHOWN = ("vanilla", OURS)  # of which methods
 LANES = 6  # runs that take turns on a GPU; more add little
 CORES = 4  # of the computer for each process: Python, not the GPU, is what many small runs wait for
 MOST_PROCESSES = 4
+STOPPED = "stopped; the same command goes on from there"
 KEPT = (
     "metrics", "unknown_words", "best_step", "steps", "epochs", "parameters", "distances", "examples",
     "data_fingerprint", "training_seconds", "wall_seconds", "device", "versions",
@@ -163,14 +165,18 @@ def process_count(device: str) -> int:
 
 
 def run_all(
-    todo: Sequence[Planned], place: Place, shelf: Shelf, begin: Callable[[Planned], None] = lambda planned: None
+    todo: Sequence[Planned],
+    place: Place,
+    shelf: Shelf,
+    begin: Callable[[Planned], None] = lambda planned: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[Planned, Record]]:
-    """Run in this process; each with its record, which is on disk by then, as they end."""
+    """Run in this process until a signal or ``stop``; each with its record, which is on disk by then, as they end."""
 
     def start(planned: Planned) -> Callable[[], Generator[None, None, Record]]:
         def run() -> Generator[None, None, Record]:
             begin(planned)
-            return run_one(planned, place, shelf, asked)
+            return run_one(planned, place, shelf, lambda: asked() or stop())
 
         return run
 
@@ -180,16 +186,22 @@ def run_all(
             yield planned, record
 
 
-_SHELVES: list[Shelf] = []  # of a process that `share_out` started
+class _Worker:
+    """What a process that `share_out` started keeps between two heaps of runs."""
 
+    shelf: Shelf
+    stop: Any  # an event of multiprocessing
 
-def _work(todo: Sequence[Planned], place: Place) -> None:
-    """Run some of them in a process of its own."""
-    if not _SHELVES:
+    @classmethod
+    def start(cls, stop: Any) -> None:
         torch.set_num_threads(1)
-        _SHELVES.append(Shelf())
-    for _ in run_all(todo, place, _SHELVES[0]):
-        pass
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the first process passes it on
+        cls.shelf, cls.stop = Shelf(), stop
+
+    @classmethod
+    def run(cls, todo: Sequence[Planned], place: Place) -> None:
+        for _ in run_all(todo, place, cls.shelf, stop=cls.stop.is_set):
+            pass
 
 
 def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator[tuple[Planned, Record]]:
@@ -200,11 +212,12 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
     heaps += [rest[start : start + 2 * place.together] for start in range(0, len(rest), 2 * place.together)]
     waiting = {planned.name: planned for planned in todo}
     spawn = multiprocessing.get_context("spawn")
+    stop = spawn.Event()
     with (
         stop_signals() as asked,
-        concurrent.futures.ProcessPoolExecutor(processes, mp_context=spawn) as pool,
+        concurrent.futures.ProcessPoolExecutor(processes, spawn, _Worker.start, (stop,)) as pool,
     ):
-        futures = {pool.submit(_work, heap, place): heap for heap in heaps}
+        futures = {pool.submit(_Worker.run, heap, place): heap for heap in heaps}
         try:
             while futures:
                 done, _ = concurrent.futures.wait(futures, timeout=1, return_when="FIRST_COMPLETED")
@@ -212,16 +225,21 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
                     if (record := _read_finished(place.out, planned, failed=True)) is not None:
                         del waiting[planned.name]
                         yield planned, record
+                if asked():  # a signal that reached this process alone
+                    stop.set()
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise Interrupted(STOPPED)
                 for future in done:
+                    if isinstance(future.exception(), Interrupted):
+                        raise Interrupted(STOPPED)
                     for planned in futures.pop(future):
-                        if planned.name in waiting and not asked():
+                        if planned.name in waiting:
                             yield (
                                 waiting.pop(planned.name),
                                 _failed(planned, f"its process ended: {future.exception()}"),
                             )
-                    if isinstance(future.exception(), Interrupted):
-                        raise Interrupted("stopped; the same command goes on from there")
         finally:
+            stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -319,7 +337,20 @@ def look_at(fitted: Fitted, planned: Planned) -> Record:
         name: {key: [round(number, 4) for number in numbers] for key, numbers in values.items()}
         for name, values in heads.items()
     }
+    if planned.variant in SHOWN and planned.seed == 0 and planned.config.shape == "sentence":
+        looked |= _maps(fitted, task.splits[name])
     return looked
+
+
+def _maps(fitted: Fitted, split: Examples | Impressions) -> Record:
+    """The attention between the words of the shortest test text that has a few."""
+    assert isinstance(split, Examples)
+    lengths = np.where(split.tokens.lengths < SHOWN_WORDS[0], SHOWN_WORDS[1] + 1, split.tokens.lengths)
+    if lengths.min() > SHOWN_WORDS[1]:
+        return {}
+    inputs = TextBatches(split, "sentence").batch(lengths.argmin(keepdims=True), ()).inputs
+    words = [fitted.words[token] for token in inputs["tokens"][0].tolist()]
+    return {"maps": draw_maps(fitted.model, _moved(inputs, fitted.worker.device), words)}
 
 
 def _answers(task: Task, name: str, config: RunConfig) -> Record:

@@ -1,7 +1,7 @@
 """A run from its settings to its result: data, model, training, test, all left in one directory."""
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -67,12 +67,14 @@ class Fitted:
         result: The content of its ``result.json``.
         model: With the best weights, where it was trained.
         task: With its data.
+        words: Tokens by their ids.
         worker: Where it was trained.
     """
 
     result: dict[str, Any]
     model: nn.Module
     task: Task
+    words: Sequence[str]
     worker: Worker
 
 
@@ -202,7 +204,9 @@ def _fit(
             reporter.say(f"{folder}: training has ended already")
             run = load_run(folder)
             model = run.model.to(fabric.device)
-            return Fitted(dict(run.result), model, build_task(data, run.config), worker_of(fabric))
+            return Fitted(
+                dict(run.result), model, build_task(data, run.config), data.tokenizer.words, worker_of(fabric)
+            )
 
     torch.manual_seed(config.train.seed)
     vectors = None
@@ -280,7 +284,7 @@ def _fit(
     if fabric.is_global_zero:
         finish_folder(folder, result)
     fabric.barrier()
-    return Fitted(result, model, task, worker_of(fabric))
+    return Fitted(result, model, task, data.tokenizer.words, worker_of(fabric))
 
 
 def load_data(config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
