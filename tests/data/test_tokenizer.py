@@ -41,6 +41,7 @@ def cut_by_regex(text: str) -> list[str]:
         ("$1,000.50, or 3.5%.", "$ 1,000.50 , or 3.5 % ."),
         ("O'Neill's rock'n'roll", "o'neill 's rock'n'roll"),
         ("'some' 'quoted'", "' some ' ' quoted '"),
+        ("it's'a we'll'b don't'c", "it 's 'a we 'll 'b do n't 'c"),
         ("well-known -- no.It", "well - known -- no . it"),
         ("wait.... what..", "wait ... what ..."),
         ("``quoted''", "`` quoted ''"),

@@ -32,7 +32,7 @@ except ImportError:
     fcntl = None  # type: ignore[assignment]
 
 LEFTOVER_SECONDS = 24 * 3600
-FORMAT = 2  # of what is kept on disk; another number is another key
+FORMAT = 3  # of what is kept on disk; another number is another key
 
 Progress = Callable[[str, int, int | None], None]
 

@@ -202,7 +202,8 @@ def cut_words(texts: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
     in_name = apostrophe & word_before & word_one & ~clitic
 
     inside = word | in_number | in_name
-    joined = inside & _back(inside) & ~negation
+    ended = _back(clitic & short, 2) | _back(clitic & ~short, 3) | _back(negation, 3)  # 's'a is 's and 'a
+    joined = inside & _back(inside) & ~negation & ~ended
     joined |= _back(clitic)
     pair = _LETTER_BYTES[here] & (one == ord(".")) & ~word_before & (before != ord("'"))  # u.
     abbreviation = pair & (_back(pair, 2) | _back(pair[::-1], 2)[::-1])  # u. with another before or behind it

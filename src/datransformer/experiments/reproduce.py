@@ -348,7 +348,7 @@ def _maps(fitted: Fitted, split: Examples | Impressions) -> Record:
     lengths = np.where(split.tokens.lengths < SHOWN_WORDS[0], SHOWN_WORDS[1] + 1, split.tokens.lengths)
     if lengths.min() > SHOWN_WORDS[1]:
         return {}
-    inputs = TextBatches(split, "sentence").batch(lengths.argmin(keepdims=True), ()).inputs
+    inputs = TextBatches(split, "sentence").batch(np.array([lengths.argmin()]), ()).inputs
     words = [fitted.words[token] for token in inputs["tokens"][0].tolist()]
     return {"maps": draw_maps(fitted.model, _moved(inputs, fitted.worker.device), words)}
 

@@ -47,10 +47,14 @@ class TextEncoder(nn.Module):
         self.sequence = SequenceEncoder(config)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        words = self.embedding(tokens)  # [B, N, E]
-        words = words if self.scale == 1 else words * self.scale
-        vectors: Tensor = self.sequence(self.projection(words), tokens == PADDING)
+        vectors: Tensor = self.sequence(self.vectors(tokens), tokens == PADDING)
         return vectors  # [B, W]
+
+    def vectors(self, tokens: Tensor) -> Tensor:
+        """The vector of each token as the encoder gets it, [..., width]."""
+        words = self.embedding(tokens)  # [..., E]
+        projected: Tensor = self.projection(words if self.scale == 1 else words * self.scale)
+        return projected
 
     def in_groups(self, tokens: Tensor) -> Tensor:
         """As `forward`, for texts of unlike lengths: on a CPU in `GROUPS` by length, each as wide as its longest.

@@ -67,12 +67,9 @@ class DistanceAwareAttention(MultiheadAttention):
         self.mapping = mapping
         self.adjust = adjust
         self.backend = backend
-        if distance_weight_init is None:
-            distance_weight_init = [head / (num_heads - 1) - 0.5 for head in range(num_heads)] if num_heads > 1 else 0.0
-        if distance_shift_init is None:
-            distance_shift_init = INITIAL_SHIFT[mapping]
-        self.distance_weight = _per_head("distance_weight_init", distance_weight_init, num_heads)
-        self.distance_shift = _per_head("distance_shift_init", distance_shift_init, num_heads)
+        weight, shift = initial_distances(num_heads, mapping, distance_weight_init, distance_shift_init)
+        self.distance_weight = nn.Parameter(weight)  # [H]
+        self.distance_shift = nn.Parameter(shift)  # [H]
 
     def mix(
         self, query: Tensor, key: Tensor, value: Tensor, *, return_weights: bool, **options: Unpack[MixOptions]
@@ -94,7 +91,24 @@ class DistanceAwareAttention(MultiheadAttention):
         return f"{super().extra_repr()}, mapping={self.mapping!r}, adjust={self.adjust!r}, backend={self.backend!r}"
 
 
-def _per_head(argument: str, values: float | Sequence[float] | Tensor, num_heads: int) -> nn.Parameter:
+def initial_distances(
+    num_heads: int,
+    mapping: str,
+    weight_init: float | Sequence[float] | Tensor | None,
+    shift_init: float | Sequence[float] | Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """First values of w and v [num_heads], arguments as `DistanceAwareAttention` takes them."""
+    if weight_init is None:
+        weight_init = [head / (num_heads - 1) - 0.5 for head in range(num_heads)] if num_heads > 1 else 0.0
+    if shift_init is None:
+        shift_init = INITIAL_SHIFT[mapping]
+    return (
+        _per_head("distance_weight_init", weight_init, num_heads),
+        _per_head("distance_shift_init", shift_init, num_heads),
+    )
+
+
+def _per_head(argument: str, values: float | Sequence[float] | Tensor, num_heads: int) -> Tensor:
     try:
         tensor = torch.as_tensor(values, dtype=torch.get_default_dtype()).detach()
     except (TypeError, ValueError) as error:
@@ -104,4 +118,4 @@ def _per_head(argument: str, values: float | Sequence[float] | Tensor, num_heads
     check_shape(argument, tensor, "one number, or (num_heads,)", (num_heads,))
     if tensor.device.type != "meta" and not tensor.isfinite().all():
         raise ValueError(f"{argument}: got {tensor.tolist()}, expected finite numbers")
-    return nn.Parameter(tensor.clone())  # [H]
+    return tensor.clone()  # [H]

@@ -65,6 +65,10 @@ class EncoderLayer(nn.Module):
         """[batch, length, embed_dim] in and out; ``key_padding_mask`` covers ``memory``, if any, and inputs."""
         context = inputs if memory is None else torch.cat((memory, inputs), dim=1)  # [B, Nk, E]
         mixed, _ = self.attention(inputs, context, context, key_padding_mask, need_weights=False, is_causal=causal)
+        return self.add_and_feed(inputs, mixed)
+
+    def add_and_feed(self, inputs: Tensor, mixed: Tensor) -> Tensor:
+        """All that comes after the attention, which made ``mixed`` of ``inputs``."""
         hidden = self.attention_norm(inputs + self.dropout(mixed))
         output: Tensor = self.feedforward_norm(hidden + self.dropout(self.feedforward(hidden)))
         return output  # [B, N, E]

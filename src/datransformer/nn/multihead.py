@@ -155,7 +155,7 @@ class MultiheadAttention(nn.Module):
             check_bool_mask("key_padding_mask", key_padding_mask, "(batch, key_length)", (shape[0], shape[3]))
 
         mixed, weights = self.mix(
-            *self._project(query, key, value),
+            *self.project(query, key, value),
             key_padding_mask=key_padding_mask,
             attn_mask=attn_mask,
             causal=is_causal,
@@ -202,7 +202,7 @@ class MultiheadAttention(nn.Module):
         check_attn_mask("attn_mask", attn_mask, shape)
         return attn_mask
 
-    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project and split into heads: three times [batch, heads, length, head_dim]."""
         inputs = {"query": query, "key": key, "value": value}
         parts = len(self.projected)
