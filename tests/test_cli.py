@@ -380,7 +380,10 @@ def test_without_files_the_probe_is_trained_on(call: Call, tmp_path: Path, monke
 
 
 def test_help_reads_like_a_page_of_the_manual(call: Call) -> None:
-    for arguments in (["--help"], *([name, "--help"] for name in ("demo", "train", "evaluate", "predict", "data"))):
+    for arguments in (
+        ["--help"],
+        *([name, "--help"] for name in ("demo", "train", "evaluate", "predict", "export", "data")),
+    ):
         done = call(*arguments)
         assert done.status == 0
         assert "Usage" in done.out
@@ -545,6 +548,11 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["evaluate", "none", "--data", "t.csv"], "none: there is no such folder"),
         (["evaluate", "full", "--data", "t.csv"], "full: has no config.yaml"),
         (["predict", "none", "--text", "x"], "none: there is no such folder"),
+        (["export", "none", "--to", "torch-export", "out"], "none: there is no such folder"),
+        (["export", "full", "--to", "tflite", "out"], "--to: got 'tflite', expected one of: onnx, torch-export, hf"),
+        (["export", "none", "--to", "onnx", "t.csv"], "t.csv: is a file, expected a folder for the export"),
+        (["export", "none", "--to", "onnx", "full"], "full: holds files already; --overwrite replaces an export"),
+        (["export", "full", "--to", "onnx", "full/out"], "full/out: is the run or inside it"),
         (["data", "get", "imdb"], "expected one of"),
         (["reproduce", "imdb"], "got 'imdb', expected one of: ag, amazon, sst, snli, mind, probe, all"),
         (["reproduce", "ag"], "--data-dir: got nothing, expected the folder that holds the data"),
@@ -568,7 +576,7 @@ def test_a_mistake_is_one_clear_line(
     Path("v.txt").write_text("good 0.1 0.2\nbad 0.1 0.2\n")
     Path("odd.txt").write_text("good 0.1 0.2\nbad 0.1 x\n")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    device = [] if "--device" in arguments or arguments[0] in ("data", "report") else ["--device", "cpu"]
+    device = [] if "--device" in arguments or arguments[0] in ("data", "export", "report") else ["--device", "cpu"]
     assert expected in call(*arguments, *device).error
     for path, content in before.items():
         assert path.read_bytes() == content

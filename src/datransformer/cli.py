@@ -530,6 +530,25 @@ def _loaded(folder: Path, device: str) -> Iterator[tuple[Any, Any, Any]]:
 
 
 @app.command()
+def export(
+    run: RunFolder,
+    out: Annotated[Path, typer.Argument(help="The folder to make.", metavar="OUT")],
+    to: Annotated[str, typer.Option(help="onnx, torch-export, or hf for Hugging Face's transformers.")],
+    overwrite: Annotated[bool, typer.Option(help="Replace the export in OUT.")] = False,
+) -> None:
+    """Write a trained run in a form that other programs load, and hold it against torch.
+
+    [bold]datransformer export RUN --to onnx OUT[/bold]
+
+    OUT then holds the model, for any number and length of texts, with its tokenizer and labels. Where its answers
+    differ from torch's by more than 1e-5 nothing is written.
+    """
+    from datransformer.export import export_run
+
+    typer.echo(export_run(run, out, to=to, overwrite=overwrite))
+
+
+@app.command()
 def reproduce(
     what: Annotated[list[str], typer.Argument(help="ag, amazon, sst, snli, mind, all, or probe, which needs no data.")],
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the data sets and word vectors.")] = None,

@@ -47,6 +47,7 @@ def cut_by_regex(text: str) -> list[str]:
         ("``quoted''", "`` quoted ''"),
         ("Café “Über” – it’s…", 'café " über " - it \'s ...'),
         ("a\u00a0b\tc\nd\u200be", "a b c d e"),
+        ("a\x1fb\x7fc", "a b c"),  # control characters are spaces, also in a text of ASCII alone
         ("!!!", "! ! !"),
         ("", ""),
         ("  ", ""),

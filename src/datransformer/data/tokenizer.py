@@ -181,7 +181,7 @@ def cut_words(texts: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
     Every rule is a decision whether a byte belongs to the token of the byte before it, taken for the whole column at
     once. None of them looks across a space, and each text ends with one, so that none looks into the next text.
     """
-    column = _normalise(texts)
+    column = normalise(texts)
     offsets = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, 8 * column.offset)
     padded = np.full(offsets[-1] - offsets[0] + 5, 32, np.uint8)
     padded[2:-3] = np.frombuffer(column.buffers()[2], np.uint8)[offsets[0] : offsets[-1]]
@@ -211,7 +211,7 @@ def cut_words(texts: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int32]]:
     joined |= point | abbreviation & _back(pair, 2)
     joined |= _RUN_BYTES[here] & (here == before) & ~_back(point) & ~clitic
 
-    space = here <= 32
+    space = (here <= 32) | (here == 127)  # the control characters of ASCII
     starts = np.flatnonzero(~joined & ~space | _back(~space) & space)  # of tokens, and of what lies between them
     segments = pa.Array.from_buffers(
         pa.large_binary(),
@@ -242,7 +242,7 @@ _WORD_BYTES = _LETTER_BYTES | _DIGIT_BYTES | _bytes_in([ord("_"), *range(128, 25
 _RUN_BYTES = _bytes_in(map(ord, ".-`'"))
 
 
-def _normalise(texts: pa.Array) -> pa.Array:
+def normalise(texts: pa.Array) -> pa.Array:
     """Lower case, one form of quotes, dashes and dots, plain spaces, and a space at the end."""
     # The join comes first because it writes a column of its own: pyarrow 26 lower-cases a cast slice wrongly.
     ended = pc.binary_join_element_wise(texts, *(pa.scalar(text, texts.type) for text in ("", " ")))

@@ -61,7 +61,7 @@ class TextEncoder(nn.Module):
 
         A GPU is quicker with one wide batch, and a CUDA graph has shapes that do not depend on what is in the batch.
         """
-        if tokens.device.type != "cpu" or len(tokens) < GROUPS or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or tokens.device.type != "cpu" or len(tokens) < GROUPS:
             return self(tokens)  # type: ignore[no-any-return]
         places = torch.arange(1, tokens.shape[1] + 1)
         lengths, order = ((tokens != PADDING) * places).amax(1).sort(stable=True)
