@@ -22,12 +22,11 @@ def model_of(shape: str, attention: str = "distance_aware", **options: object) -
         attention=attention,
         heads=2,
         head_dim=6,
-        embed_dim=11,
         feedforward_dim=13,
         layers=2,
         pair="siamese" if shape == "siamese" else "joint",
         head="rating" if "rating" in shape else "class",
-        **options,  # type: ignore[arg-type]
+        **{"embed_dim": 11, **options},  # type: ignore[arg-type]
     )
     torch.manual_seed(0)
     return build_model(task, VOCABULARY, CLASSES, config).eval()
@@ -121,6 +120,18 @@ def test_every_parameter_gets_a_finite_gradient(shape: str) -> None:
     padding_row = model.get_parameter("text.embedding.weight").grad
     assert padding_row is not None
     assert not padding_row[PADDING].any()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_words_are_scaled_then_projected(shape: str) -> None:
+    """A model whose word vectors were scaled and projected by hand answers the same."""
+    wide, plain = model_of(shape, embed_dim=9, width=14, embed_scale=2.5), model_of(shape, embed_dim=14)
+    weights = dict(wide.state_dict())
+    projection = weights.pop("text.projection.weight"), weights.pop("text.projection.bias")
+    table = 2.5 * weights["text.embedding.weight"]
+    plain.load_state_dict({**weights, "text.embedding.weight": nn.functional.linear(table, *projection)})
+    inputs = one_and_many(shape)[1]
+    torch.testing.assert_close(plain(**inputs), wide(**inputs))
 
 
 def test_the_order_of_the_texts_of_a_pair_matters() -> None:

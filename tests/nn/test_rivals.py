@@ -377,3 +377,17 @@ def test_dropout_drops_weights_in_training_only(mixer: str, need_weights: bool) 
         torch.testing.assert_close(weights, kept * whole / 0.5)
         # What is dropped is dropped everywhere, from Shaw's value embeddings too.
         torch.testing.assert_close(first, literal_output(mixer, dict(module.named_parameters()), inputs, weights))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_text_of_nothing_but_padding_spoils_no_gradient(mixer: str, device: str) -> None:
+    """Kernels of torch that a GPU chooses put NaN into the gradients of a row of keys that are all hidden."""
+    attention = MIXERS[mixer](16, 2, 16).to(device)
+    inputs = torch.randn(3, 24, 16, device=device)
+    padding = torch.arange(24, device=device) >= torch.tensor([[24], [0], [9]], device=device)
+    low = torch.bfloat16 if device == "cuda" else torch.float32
+    with torch.autocast(device, low, enabled=device == "cuda"):
+        output, _ = attention(inputs, inputs, inputs, padding, need_weights=False)
+    output.float().square().sum().backward()
+    for name, parameter in attention.named_parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name

@@ -108,16 +108,19 @@ WRONG: list[tuple[str, object, str]] = [
         "epochs", "batch_size", "max_tokens", "accumulate", "negatives", "checkpoint_every", "log_every",
         "steps", "evaluate_every", "patience",
     )),
-    *((f"train.{name}", -1, "expected 0 or more") for name in ("weight_decay", "warmup", "clip", "seed")),
-    *((f"train.{name}", math.nan, "expected 0 or more") for name in ("weight_decay", "clip")),
+    *((f"train.{name}", -1, "expected 0 or more") for name in (
+        "weight_decay", "warmup", "clip", "seed", "checkpoint_seconds",
+    )),
+    *((f"train.{name}", math.nan, "expected 0 or more") for name in ("weight_decay", "clip", "checkpoint_seconds")),
     ("train.seed", 2**63, "expected a number below 2**63"),
     *(("train.lr", value, "expected a positive number") for value in (0, -1, math.nan, math.inf)),
     *(("train.label_smoothing", value, "expected a number from 0 to 1") for value in (-0.1, 1, math.nan)),
     ("train.precision", "16-mixed", "got '16-mixed', expected one of '32-true', 'bf16-mixed', '64-true'"),
     ("train.schedule", "step", "got 'step', expected one of 'constant', 'cosine'"),
     *((f"model.{name}", 0, "got 0, expected a positive int") for name in (
-        "layers", "heads", "head_dim", "embed_dim", "feedforward_dim",
+        "layers", "heads", "head_dim", "embed_dim", "width", "feedforward_dim",
     )),
+    *(("model.embed_scale", value, "expected a positive number") for value in (0, -1, math.nan, math.inf)),
     *((f"model.{name}", value, "expected a float in [0, 1)")
       for name in ("dropout", "attention_dropout") for value in (-0.1, 1, math.nan)),
     ("model.attention", "nope", "got 'nope', expected one of 'distance_aware', 'vanilla'"),

@@ -201,3 +201,18 @@ def test_killed_before_it_had_begun(bench: "Bench") -> None:
         bench.fit(config)
     bench.fit(config, resume=True)
     same(bench, "run", "whole")
+
+
+def test_checkpoints_that_come_too_soon_are_left_out_and_change_nothing(bench: "Bench") -> None:
+    bench.fit(hard(bench), "often")
+    seldom = hard(bench, train_checkpoint_seconds=1e6)
+    with pytest.raises(CrashError):
+        bench.fit(seldom, "run", on_step=crash_at(11))
+    assert not list((bench.folder / "run").glob("checkpoints/*"))
+    bench.fit(seldom, "run", resume=True)
+    same(bench, "run", "often")
+    with pytest.raises(Interrupted):
+        bench.fit(seldom, "stopped", on_step=lambda step: signal.raise_signal(signal.SIGTERM) if step == 7 else None)
+    assert len(list((bench.folder / "stopped").glob("checkpoints/*"))) == 1
+    bench.fit(seldom, "stopped", resume=True)
+    same(bench, "stopped", "often")

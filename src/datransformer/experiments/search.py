@@ -18,6 +18,7 @@ from datransformer.experiments.reproduce import DATA, LANES, Place, Shelf, proce
 from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
+from datransformer.train.run import read_json
 
 SEARCH = "search.json"
 # What the first round starts from: the paper's settings, and for what it leaves open those of NRMS or common ones.
@@ -123,7 +124,10 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
     processes = process_count(where)
     todo = [planned for _, _, planned in plan]
     path = out / SEARCH
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["trials"] if path.exists() else []
+    about: dict[str, Any] = {"note": "", "chosen": {}, "trials": []}
+    if path.exists():
+        about = read_json(path)
+    rows: list[dict[str, Any]] = about["trials"]
     seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*trials[one.name], one.study, one.variant, one.seed) not in seen]
     for planned, record in share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf()):
@@ -134,7 +138,7 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
         else:
             rows.append({**row, "settings": dict(ROUNDS[name].trials[trial]), "dev": record["metrics"]["dev"]})
             reporter.say(f"{len(rows)}: {name}, {trial}, {planned.study}, {planned.variant}: {rows[-1]['dev']}")
-        write_text(path, json.dumps({"trials": rows}, indent=1))
+        write_text(path, json.dumps(about, indent=1))
     return path
 
 

@@ -183,8 +183,14 @@ def _spread(results: Results, study: str, variant: str, name: str) -> str:
 
 
 def _choices() -> list[str]:
-    rows = [[f"`{name}`", f"{choice.value}", choice.why] for name, choice in CHOICES.items()]
-    return ["The same for every method.", "", *word_table(["setting", "value", "where it comes from"], rows)]
+    rows = [[f"`{name}`", f"{choice.value}", "all", choice.why] for name, choice in CHOICES.items()]
+    own: dict[tuple[str, str, str], list[str]] = {}
+    for study in STUDIES.values():
+        for name, choice in study.choices.items():
+            own.setdefault((f"`{name}`", f"{choice.value}", choice.why), []).append(study.title)
+    rows += [[name, value, "; ".join(titles), why] for (name, value, why), titles in own.items()]
+    heads = ["setting", "value", "data", "where it comes from"]
+    return ["The same for every method.", "", *word_table(heads, rows)]
 
 
 def _verdicts(results: Results, comparisons: Mapping[Key, Comparison]) -> list[str]:

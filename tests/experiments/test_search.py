@@ -1,0 +1,50 @@
+"""The search of the recipe: settings of all methods alike, and no test set."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from datransformer.experiments import search
+from datransformer.experiments.reproduce import settings_of
+from datransformer.report.searched import searched
+from datransformer.train.progress import Reporter
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "data" / "sst"
+    folder.mkdir(parents=True)
+    for name in ("train", "dev", "test"):
+        labels = [number % 2 for number in range(40)]
+        texts = [f"it is {'not ' * label}good" for label in labels]
+        pq.write_table(pa.table({"text": texts, "label2": labels, "label5": labels}), folder / f"{name}.parquet")
+    small = {"model.embed_dim": 8, "model.heads": 2, "model.head_dim": 4, "train.epochs": 1}
+    monkeypatch.setattr(search, "BASE", {**search.BASE, **small})
+    trials = {"base": {}, "rate": {"train.lr": 1e-2}}
+    monkeypatch.setattr(search, "ROUNDS", {"first": search.Round(trials, {"sst": 2}, ("vanilla", "distance_aware"))})
+    return tmp_path / "data"
+
+
+def test_trials_differ_in_what_they_say_and_never_see_the_test_set(data: Path, tmp_path: Path) -> None:
+    plan = list(search.plan_round("first", data, tmp_path / "out", "cpu"))
+    assert len(plan) == 8 == len({planned.name for _, planned in plan})
+    assert all(planned.config.files.test is None for _, planned in plan)
+    base, rate = (
+        settings_of(next(planned for name, planned in plan if name == trial).config) for trial in ("base", "rate")
+    )
+    assert (base["train"].pop("lr"), rate["train"].pop("lr")) == (1e-3, 1e-2)
+    assert base == rate
+
+
+def test_what_came_of_them_is_written_down_once(data: Path, tmp_path: Path) -> None:
+    path = search.search(["first"], data, tmp_path / "out", device="cpu", reporter=Reporter(enabled=False))
+    first = json.loads(path.read_text())
+    assert len(first["trials"]) == 8
+    assert all(set(trial["dev"]) == {"accuracy", "macro_f1"} for trial in first["trials"])
+    path.write_text(json.dumps({**first, "note": "as it was"}))
+    assert search.search(["first"], data, tmp_path / "out", device="cpu", reporter=Reporter(enabled=False)) == path
+    assert json.loads(path.read_text()) == {**first, "note": "as it was"}
+    assert any("train.lr = 0.01" in line for line in searched(first))
