@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from datransformer.data.tokenizer import UNKNOWN, WordTokenizer, _normalise
+from datransformer.data.tokenizer import UNKNOWN, WordTokenizer, normalise
 from datransformer.hf.tokenizer import DATransformerTokenizer, convert_tokenizer
 
 WORDS = ["do", "n't", "it", "'s", "u.s.", "1,000.5", "o'neill", "...", "--", "``", "café", "中文", "a", "ab", "[", "]"]
@@ -77,8 +77,8 @@ def test_batches_are_padded_with_our_padding(theirs: DATransformerTokenizer) -> 
 def test_every_character_is_normalised_as_ours(theirs: DATransformerTokenizer) -> None:
     known = [chr(code) for code in range(1, 0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
     texts = [f"a{character}B" for character in known]
-    normalise = theirs.backend_tokenizer.normalizer.normalize_str
-    assert [normalise(text) + " " for text in texts] == _normalise(pa.array(texts)).to_pylist()
+    by_them = theirs.backend_tokenizer.normalizer.normalize_str
+    assert [by_them(text) + " " for text in texts] == normalise(pa.array(texts)).to_pylist()
 
 
 def test_ids_have_their_words_back(theirs: DATransformerTokenizer) -> None:
