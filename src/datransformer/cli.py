@@ -574,8 +574,8 @@ def reproduce(
 
     reporter = Reporter()
     chosen = vectors or find_vectors(data_dir)
-    if chosen is None and "probe" not in what:
-        reporter.say("no word vectors found: starting from random ones")
+    if chosen is None and data_dir is not None:
+        reporter.say(f"{data_dir}: no word vectors found, starting from random ones")
     records = reproduction.reproduce(
         what,
         out,

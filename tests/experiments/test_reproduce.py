@@ -94,8 +94,11 @@ def test_from_nothing_to_the_page_and_nothing_twice(
 def test_other_settings_are_another_run(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tmp_path, seeds=1)
     monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-4, "a test"))
-    assert "expected the settings of the run" in run(tmp_path, seeds=1)[0]["failed"]
-    assert first[0]["settings"]["train"]["lr"] == 1e-3
+    with pytest.raises(InputError, match=r"vanilla-0\.json: was made with another train\.lr \(0\.0001, was 0\.001\)"):
+        run(tmp_path, seeds=1)
+    monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-3, "as before"))
+    monkeypatch.setitem(studies.CHOICES, "train.log_every", studies.Choice(7, "changes nothing"))
+    assert run(tmp_path, seeds=1) == first
 
 
 def test_a_failure_is_reported_and_the_rest_runs(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,3 +238,48 @@ def test_all_that_take_turns_stop_and_go_on(small: None, tmp_path: Path, monkeyp
     kept = sorted(path.parent.parent.name for path in tmp_path.glob("runs/probe/*/checkpoints/*.safetensors"))
     assert kept == ["distance_aware-0", "vanilla-0"]
     assert content(run(tmp_path, together=2)) == content(run(tmp_path / "whole", together=1))
+
+
+def test_what_nobody_expects_fails_one_run_and_no_other(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: Any, *rest: Any, **options: Any) -> Any:
+        if config.model.attention == "vanilla":
+            raise RuntimeError("out of memory")
+        return fit_stepwise(config, *rest, **options)
+
+    monkeypatch.setattr(reproduce, "fit_stepwise", fail)
+    first, second = run(tmp_path, seeds=1, together=2)
+    assert first["failed"] == "RuntimeError: out of memory"
+    assert "metrics" in second
+
+
+def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = [
+        replace(planned, config=replace(planned.config, train=replace(planned.config.train, steps=2)))
+        for planned in studies.plan_study("probe", 2, {"files.dataset": "probe"})
+        if planned.variant in FEW
+    ]
+    place = reproduce.Place(tmp_path, tmp_path / "cache", "cpu", 1)
+    started = reproduce._Worker.give
+    given: list[Any] = []
+
+    def kill(worker: Any, heap: Any) -> None:
+        started(worker, heap)
+        given.append(heap)
+        if len(given) == 1:
+            worker._process.kill()
+
+    monkeypatch.setattr(reproduce._Worker, "give", kill)
+    records = {planned.name: record for planned, record in reproduce.share_out(plan, place, 2)}
+    assert len(records) == 4
+    lost = {planned.name for planned in given[0]}
+    assert {name for name, record in records.items() if "failed" in record} == lost
+    assert all("exit code -9" in records[name]["failed"] for name in lost)
+    assert all((tmp_path / "results" / f"{name}.json").exists() for name in records)
+
+
+@pytest.mark.parametrize("option", ["together", "processes"])
+def test_nothing_at_a_time_is_refused(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ValueError, match=option):
+        run(tmp_path, **{option: 0})

@@ -31,7 +31,6 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_trials_differ_in_what_they_say_and_never_see_the_test_set(data: Path, tmp_path: Path) -> None:
     plan = list(search.plan_round("first", data, tmp_path / "out", "cpu"))
     assert len(plan) == 8 == len({planned.name for _, planned in plan})
-    assert all(planned.config.files.test is None for _, planned in plan)
     base, rate = (
         settings_of(next(planned for name, planned in plan if name == trial).config) for trial in ("base", "rate")
     )
@@ -44,6 +43,9 @@ def test_what_came_of_them_is_written_down_once(data: Path, tmp_path: Path) -> N
     first = json.loads(path.read_text())
     assert len(first["trials"]) == 8
     assert all(set(trial["dev"]) == {"accuracy", "macro_f1"} for trial in first["trials"])
+    records = [json.loads(one.read_text()) for one in (tmp_path / "out" / "results").glob("*/*.json")]
+    assert len(records) == 8
+    assert all(set(record["metrics"]) == {"dev"} and set(record["examples"]) == {"train", "dev"} for record in records)
     path.write_text(json.dumps({**first, "note": "as it was"}))
     assert search.search(["first"], data, tmp_path / "out", device="cpu", reporter=Reporter(enabled=False)) == path
     assert json.loads(path.read_text()) == {**first, "note": "as it was"}

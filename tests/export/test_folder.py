@@ -128,7 +128,7 @@ def test_the_examples_of_the_other_tasks(make_run: "MakeRun", tmp_path: Path, ta
 
 
 def test_the_example_of_torch_export_needs_torch_alone(make_run: "MakeRun", tmp_path: Path) -> None:
-    export_run(make_run(), tmp_path / "exported", to="torch-export")
+    export_run(make_run(), tmp_path / "program", to="torch-export")
     execute("import sys\nsys.modules.update(datransformer=None)\n" + IN_TORCH, tmp_path)
 
 

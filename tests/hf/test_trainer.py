@@ -60,6 +60,7 @@ def test_the_trainer_trains_and_saves(build: Callable[..., Any], small: Callable
     optimizer = torch.optim.AdamW(parameter_groups(model, 0.01), lr=5e-3)
     trainer = Trainer(model, arguments, collate, examples(128), examples(64), optimizers=(optimizer, None))
     trainer.train()
+    assert trainer.evaluate()["eval_loss"] < 0.6
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert losses[-1] < losses[0] - 0.05
     assert len(weights) == 2

@@ -1,13 +1,14 @@
 """The paper's experiments as a plan of runs: each a normal run directory, and one small JSON file for the tables."""
 
-import concurrent.futures
+import contextlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,10 @@ from datransformer.experiments.paper import OURS
 from datransformer.experiments.paper import RUNS as SEEDS
 from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS, Planned, find_data, plan_study, studies_of
 from datransformer.experiments.turns import take_turns
+from datransformer.ops.checks import check_positive_int
 from datransformer.train.config import RunConfig, to_dict
 from datransformer.train.errors import Interrupted, TrainingError
-from datransformer.train.fit import Data, Fitted, Sources, fit_stepwise, load_data
+from datransformer.train.fit import Data, Fitted, Sources, differences, fit_stepwise, load_data
 from datransformer.train.launch import launch
 from datransformer.train.loop import stop_signals
 from datransformer.train.metrics import rank_impressions
@@ -43,7 +45,7 @@ from datransformer.train.progress import Reporter
 from datransformer.train.run import CONFIG, read_json
 from datransformer.train.tasks import RANKING_METRICS, Task, clicks_of
 
-RUNS, RESULTS, DATA, ABOUT = "runs", "results", "data", "about.json"
+RUNS, RESULTS, DATA, CALLS = "runs", "results", "data", "calls.json"
 LOOKED_AT = 256  # dev texts in which the attention of a trained model is measured
 LOOKED_AT_CLICKS = 64  # of a recommender
 SHOWN_WORDS = (12, 32)  # least and most in the text whose attention is drawn
@@ -52,6 +54,8 @@ LANES = 6  # runs that take turns on a GPU; more add little
 CORES = 4  # of the computer for each process: Python, not the GPU, is what many small runs wait for
 MOST_PROCESSES = 4
 STOPPED = "stopped; the same command goes on from there"
+PATIENCE = 60.0  # seconds that a process has to end
+AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 KEPT = (
     "metrics", "unknown_words", "best_step", "steps", "epochs", "parameters", "distances", "examples",
     "data_fingerprint", "training_seconds", "wall_seconds", "device", "versions",
@@ -68,18 +72,25 @@ class Place:
         cache: Folder for encoded data.
         device: ``auto``, ``cpu`` or ``cuda``.
         together: Runs that take turns in a process.
+        test: Whether models see the test set.
     """
 
     out: Path
     cache: Path
     device: str
     together: int
+    test: bool = True
 
 
 class Shelf:
-    """Data and word vectors that were read before, for runs on the same data."""
+    """Data and word vectors that were read before, for runs on the same data.
 
-    def __init__(self) -> None:
+    Args:
+        test: Whether the test set is among them.
+    """
+
+    def __init__(self, test: bool = True) -> None:
+        self._test = test
         self._data: dict[str, Data] = {}
         self._vectors: dict[tuple[Path, int], WordVectors] = {}
         self.sources = Sources(self.load, self.read)
@@ -89,7 +100,9 @@ class Shelf:
         values = to_dict(config)
         key = json.dumps([config.shape, config.rating, values["files"], values["data"]])
         if key not in self._data:
-            self._data[key] = load_data(config, cache, progress)
+            data = load_data(config, cache, progress)
+            kept = {name: split for name, split in data.splits.items() if self._test or name != "test"}
+            self._data[key] = replace(data, splits=kept)  # type: ignore[arg-type]
         return self._data[key]
 
     def read(self, path: Path, words: Sequence[str], bad_rows: BadRows, *, progress: Any = None) -> WordVectors:
@@ -132,6 +145,9 @@ def reproduce(
     """
     reporter = reporter or Reporter(enabled=False)
     began = time.time()
+    for name, value in (("together", together), ("processes", processes)):
+        if value is not None:
+            check_positive_int(name, value)
     where = launch(device, "32-true").device.type  # one that is not there should not come up after an hour
     if together is None:
         together = LANES if where == "cuda" else 1
@@ -145,17 +161,27 @@ def reproduce(
     plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
     records = {planned.name: _read_finished(out, planned) for planned in plan}
     todo = [planned for planned in plan if records[planned.name] is None]
+    reporter.say(
+        f"{len(plan)} runs, {len(plan) - len(todo)} of them done; {together} at a time in "
+        f"{processes} {'process' if processes == 1 else 'processes'}. Ctrl-C stops, the same command goes on"
+    )
     with Board(plan, reporter) as board:
         for planned in plan:
             if (record := records[planned.name]) is not None:
                 board.end(planned, record, now=False)
         ended = share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(), board.begin)
-        for planned, record in ended:
-            records[planned.name] = record
-            board.end(planned, record)
+        try:
+            for planned, record in ended:
+                records[planned.name] = record
+                board.end(planned, record)
+        except Interrupted as error:
+            raise Interrupted(STOPPED) from error
     if todo:
         about = {"runs": len(todo), "seconds": round(time.time() - began, 1), "together": together}
-        _write(out / RESULTS / ABOUT, {**about, "processes": processes, **machine(torch.device(where))})
+        path = out / RESULTS / CALLS
+        calls = read_json(path)["calls"] if path.exists() else []
+        calls.append({**about, "processes": processes, **machine(torch.device(where))})
+        _write(path, {"calls": calls})
     return [record for record in records.values() if record is not None]
 
 
@@ -186,61 +212,115 @@ def run_all(
             yield planned, record
 
 
-class _Worker:
-    """What a process that `share_out` started keeps between two heaps of runs."""
-
-    shelf: Shelf
-    stop: Any  # an event of multiprocessing
-
-    @classmethod
-    def start(cls, stop: Any) -> None:
-        torch.set_num_threads(1)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the first process passes it on
-        cls.shelf, cls.stop = Shelf(), stop
-
-    @classmethod
-    def run(cls, todo: Sequence[Planned], place: Place) -> None:
-        for _ in run_all(todo, place, cls.shelf, stop=cls.stop.is_set):
-            pass
-
-
 def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator[tuple[Planned, Record]]:
-    """Run in several processes, a few at a time; each with its record, as they end."""
-    # Linear models take no turns, so the others should not wait for them.
-    heaps = [[planned] for planned in todo if planned.variant == LINEAR]
+    """Run in several processes, a few at a time; each with its record, which is on disk by then, as they end.
+
+    A process that dies takes the runs that it was at with it, and another takes its place.
+    """
+    heaps = _heaps(todo, place.together, processes)
+    workers = [_Worker(place) for _ in range(min(processes, len(heaps)))]
+    try:
+        with stop_signals() as asked:
+            for worker in workers:
+                worker.give(heaps.pop(0))
+            stopping = False
+            while any(worker.heap for worker in workers):
+                busy = {worker.connection: worker for worker in workers if worker.heap}
+                for connection in multiprocessing.connection.wait(list(busy), timeout=1):
+                    worker = busy[connection]  # type: ignore[index]
+                    yield from worker.receive()
+                    if not worker.heap and heaps and not stopping:
+                        if not worker.alive:
+                            workers.remove(worker)
+                            workers.append(worker := _Worker(place))
+                        worker.give(heaps.pop(0))
+                if asked() and not stopping:
+                    stopping = True
+                    for worker in workers:
+                        worker.stop()
+            if stopping and (heaps or any(worker.stopped for worker in workers)):
+                raise Interrupted(STOPPED)
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _heaps(todo: Sequence[Planned], together: int, processes: int) -> list[list[Planned]]:
+    """Runs in portions for one process: linear models, which take no turns, alone and first."""
     rest = [planned for planned in todo if planned.variant != LINEAR]
-    heaps += [rest[start : start + 2 * place.together] for start in range(0, len(rest), 2 * place.together)]
-    waiting = {planned.name: planned for planned in todo}
-    spawn = multiprocessing.get_context("spawn")
-    stop = spawn.Event()
-    with (
-        stop_signals() as asked,
-        concurrent.futures.ProcessPoolExecutor(processes, spawn, _Worker.start, (stop,)) as pool,
-    ):
-        futures = {pool.submit(_Worker.run, heap, place): heap for heap in heaps}
+    size = max(min(2 * together, -(-len(rest) // processes)), 1)
+    linear = [[planned] for planned in todo if planned.variant == LINEAR]
+    return linear + [rest[start : start + size] for start in range(0, len(rest), size)]
+
+
+class _Worker:
+    """A process that runs what it is given, seen from the one that started it.
+
+    Args:
+        place: Where runs happen.
+    """
+
+    def __init__(self, place: Place) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.connection, theirs = spawn.Pipe()
+        self._place = place
+        self._process = spawn.Process(target=_work, args=(theirs, place), daemon=True)
+        self._process.start()
+        theirs.close()  # or its end would not be noticed
+        self.heap: list[Planned] = []  # what it has not told of yet
+        self.alive, self.stopped = True, False
+
+    def give(self, heap: list[Planned]) -> None:
+        self.heap = list(heap)
+        self.connection.send(heap)
+
+    def receive(self) -> Iterator[tuple[Planned, Record]]:
+        """What it has to tell: a run that has ended, that it is ready for more, or that it was stopped."""
         try:
-            while futures:
-                done, _ = concurrent.futures.wait(futures, timeout=1, return_when="FIRST_COMPLETED")
-                for planned in list(waiting.values()):
-                    if (record := _read_finished(place.out, planned, failed=True)) is not None:
-                        del waiting[planned.name]
-                        yield planned, record
-                if asked():  # a signal that reached this process alone
-                    stop.set()
-                    pool.shutdown(wait=True, cancel_futures=True)
-                    raise Interrupted(STOPPED)
-                for future in done:
-                    if isinstance(future.exception(), Interrupted):
-                        raise Interrupted(STOPPED)
-                    for planned in futures.pop(future):
-                        if planned.name in waiting:
-                            yield (
-                                waiting.pop(planned.name),
-                                _failed(planned, f"its process ended: {future.exception()}"),
-                            )
-        finally:
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
+            name, record = self.connection.recv()
+        except (EOFError, OSError):
+            self.alive = False
+            self._process.join()
+            lost, self.heap = self.heap, []
+            for planned in lost:
+                record = _failed(planned, f"its process ended with exit code {self._process.exitcode}")
+                _write(_path(self._place.out, planned), record)
+                yield planned, record
+            return
+        if record is None:
+            self.stopped |= name == STOPPED
+            self.heap = []
+            return
+        planned = next(one for one in self.heap if one.name == name)
+        self.heap.remove(planned)
+        yield planned, record
+
+    def stop(self) -> None:
+        """Ask it to stop after the step that it is at."""
+        with contextlib.suppress(OSError):
+            self.connection.send(STOPPED)
+
+    def close(self) -> None:
+        """End it, once it is done with what it was given."""
+        self.stop()
+        self.connection.close()
+        self._process.join(PATIENCE)
+        self._process.kill()
+
+
+def _work(connection: Any, place: Place) -> None:
+    """What a process of `share_out` does until it is told to stop, or nobody is left to tell it."""
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the first process passes it on
+    shelf = Shelf(place.test)
+    with contextlib.suppress(EOFError, OSError):
+        while (heap := connection.recv()) != STOPPED:
+            ended = STOPPED
+            with contextlib.suppress(Interrupted):
+                for planned, record in run_all(heap, place, shelf, stop=connection.poll):
+                    connection.send((planned.name, record))
+                ended = ""
+            connection.send((ended, None))
 
 
 def run_one(
@@ -262,11 +342,15 @@ def run_one(
             sources=shelf.sources,
             asked=asked,
         )
-        looked = look_at(fitted, planned)
+        kept = {name: fitted.result[name] for name in KEPT}
+        return {**_about(planned), **kept, "together": place.together, **look_at(fitted, planned)}
     except (InputError, TrainingError) as error:
-        return {**_failed(planned, str(error)), "wall_seconds": round(time.time() - began, 3)}
-    kept = {name: fitted.result[name] for name in KEPT}
-    return {**_about(planned), **kept, "together": place.together, **looked}
+        why = str(error)
+    except Interrupted:
+        raise
+    except Exception as error:  # out of memory, say: the others go on
+        why = f"{type(error).__name__}: {error}"
+    return {**_failed(planned, why), "wall_seconds": round(time.time() - began, 3)}
 
 
 def _about(planned: Planned) -> Record:
@@ -374,18 +458,32 @@ def _path(out: Path, planned: Planned) -> Path:
 
 
 def _write(path: Path, record: Record) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(record, indent=1, ensure_ascii=False))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(record, indent=1, ensure_ascii=False))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def _read_finished(out: Path, planned: Planned, *, failed: bool = False) -> Record | None:
-    """What an earlier call left of this very run, unless it ``failed`` then."""
+def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what comes out, as they are in a file."""
+    train = {name: value for name, value in settings.get("train", {}).items() if name not in AS_IT_PLEASES}
+    decisive: dict[str, Any] = json.loads(json.dumps({**settings, "train": train}))
+    return decisive
+
+
+def _read_finished(out: Path, planned: Planned) -> Record | None:
+    """What an earlier call left of this very run, unless it failed then."""
     path = _path(out, planned)
     if not path.is_file():
         return None
     record = read_json(path)
-    same = record.get("settings") == json.loads(json.dumps(settings_of(planned.config)))
-    return record if same and (failed or "failed" not in record) else None
+    if "metrics" not in record:
+        return None
+    before, now = (_decisive(one) for one in (record.get("settings", {}), settings_of(planned.config)))
+    if changed := differences(before, now):
+        raise InputError(f"{path}: was made with another {changed[0]}; expected another --out, or the same settings")
+    return record
 
 
 def reported(record: Record) -> dict[str, float]:

@@ -108,7 +108,7 @@ def plan_round(name: str, data_dir: Path, out: Path, device: str) -> Iterator[tu
     found = {study: find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0] for study in chosen.seeds}
     for place, (trial, settings) in enumerate(chosen.trials.items()):
         for study, seeds in chosen.seeds.items():
-            data = {**BASE, **found[study], "files.test": None, "train.precision": PRECISION[device], **settings}
+            data = {**BASE, **found[study], "train.precision": PRECISION[device], **settings}
             for variant in chosen.variants:
                 for seed in range(seeds):
                     config = config_of(study, variant, seed, data)
@@ -119,7 +119,7 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
     """Run rounds, and add what came of them to ``search.json``; what is there already is not run again."""
     where = launch(device, "32-true").device.type
     plan = [(name, *one) for name in names for one in plan_round(name, data_dir, out, where)]
-    place = Place(out, out / "cache", device, LANES if where == "cuda" else 1)
+    place = Place(out, out / "cache", device, LANES if where == "cuda" else 1, test=False)
     trials = {planned.name: (name, trial) for name, trial, planned in plan}
     processes = process_count(where)
     todo = [planned for _, _, planned in plan]
@@ -130,7 +130,9 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
     rows: list[dict[str, Any]] = about["trials"]
     seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*trials[one.name], one.study, one.variant, one.seed) not in seen]
-    for planned, record in share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf()):
+    for planned, record in (
+        share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(test=False))
+    ):
         name, trial = trials[planned.name]
         row = {"round": name, "trial": trial, "study": planned.study, "variant": planned.variant, "seed": planned.seed}
         if "failed" in record:

@@ -5,6 +5,7 @@ others, each ends as it would have ended alone.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -12,7 +13,6 @@ from typing import Generic, TypeVar
 import torch
 
 from datransformer.train.errors import Interrupted
-from datransformer.train.loop import exhaust
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -42,26 +42,30 @@ def take_turns(
 ) -> Iterator[tuple[Key, Result]]:
     """Run them all, up to ``together`` at a time; each with its result, in the order in which they end.
 
-    If one is interrupted the others get their turns until they are too, so that each leaves a checkpoint.
+    If one is interrupted no other starts, and those that have started get their turns until they are too, so that each
+    leaves a checkpoint.
     """
     waiting = iter(runs)
     lanes: list[_Lane[Key, Result]] = []
+    interrupted: Interrupted | None = None
     while True:
-        while len(lanes) < together and (following := next(waiting, None)) is not None:
+        while interrupted is None and len(lanes) < together and (following := next(waiting, None)) is not None:
             number = min(set(range(together)) - {lane.number for lane in lanes})
             lanes.append(_Lane(number, following[0], following[1]()))
+        if not lanes and interrupted is not None:
+            raise interrupted
         if not lanes:
             return
         for lane in list(lanes):
+            if interrupted is not None and inspect.getgeneratorstate(lane.steps) == inspect.GEN_CREATED:
+                lanes.remove(lane)
+                continue
             try:
                 with lane.turn():
                     next(lane.steps)
             except StopIteration as end:
                 lanes.remove(lane)
                 yield lane.key, end.value
-            except Interrupted:
+            except Interrupted as error:
                 lanes.remove(lane)
-                for other in lanes:
-                    with contextlib.suppress(Interrupted), other.turn():
-                        exhaust(other.steps)
-                raise
+                interrupted = error

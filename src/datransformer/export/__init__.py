@@ -14,7 +14,7 @@ def export_hf(run_folder: Path, out: Path) -> str:
     from datransformer.hf.convert import export_hf as convert  # transformers is an extra, and slow to import
 
     convert(run_folder, out)
-    return "hf: for Hugging Face's transformers"
+    return "a folder for transformers; where it is loaded, import datransformer.hf first"
 
 
 # Writes a run into a folder that is not there yet, and says in a line what it did.

@@ -34,7 +34,7 @@ class DATransformerConfig(PreTrainedConfig):
     """
 
     model_type = "datransformer"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012, to which transformers adds a list
 
     vocab_size: int = 30_522
     hidden_size: int = 300

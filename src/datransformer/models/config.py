@@ -55,10 +55,11 @@ class ModelConfig:
         check_choice("pooling", self.pooling, POOLINGS)
         check_choice("pair", self.pair, PAIR_FORMS)
         check_choice("head", self.head, HEADS)
-        for name in ("layers", "heads", "head_dim", "embed_dim", "encoder_dim"):
-            check_positive_int(name.replace("encoder_dim", "width"), getattr(self, name))
-            if getattr(self, name) > MOST:
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected at most {MOST:,}")
+        for name in ("layers", "heads", "head_dim", "embed_dim", "width"):
+            value = self.encoder_dim if name == "width" else getattr(self, name)
+            check_positive_int(name, value)
+            if value > MOST:
+                raise ValueError(f"{name}: got {value}, expected at most {MOST:,}")
         if self.feedforward_dim is not None:
             check_positive_int("feedforward_dim", self.feedforward_dim)
         if not 0 < self.embed_scale < float("inf"):

@@ -1,6 +1,6 @@
 """What the runs of a reproduction have left, by study, variant and seed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from datransformer.data.errors import InputError
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.reproduce import Record, reported
+from datransformer.experiments.reproduce import CALLS, Record, reported
 from datransformer.experiments.studies import STUDIES, VARIANTS
 from datransformer.report.forms import check_form
 from datransformer.report.statistics import RESAMPLED, Floats, Items
@@ -37,6 +37,7 @@ SEARCHED = {
     "trials": [{"round": str, "study": str, "variant": str, "settings": dict, "seed": int, "dev": dict}],
     "chosen": dict,
 }
+CALLED = {"calls": [{"runs": int, "seconds": float}]}
 GONE_BEYOND = {"note": str, "rows": [{"study": str, "option": str, "seed": int, "dev?": dict, "test?": dict}]}
 
 
@@ -47,12 +48,19 @@ class Results:
         records: As `datransformer.experiments.reproduce.reproduce` returns and writes them.
         search: How the settings were found, if that is known.
         beyond: What changes that the paper does not have came to, if there were any.
+        calls: What `datransformer.experiments.reproduce.reproduce` wrote of itself, if it did.
     """
 
-    def __init__(self, records: Iterable[Record], search: Record | None = None, beyond: Record | None = None) -> None:
+    def __init__(
+        self,
+        records: Iterable[Record],
+        search: Record | None = None,
+        beyond: Record | None = None,
+        calls: Sequence[Record] = (),
+    ) -> None:
         self.records: dict[str, dict[str, dict[int, Record]]] = {}
         self.failed: list[Record] = []
-        self.search, self.beyond = search, beyond
+        self.search, self.beyond, self.calls = search, beyond, calls
         for record in records:
             if "failed" in record:
                 self.failed.append(record)
@@ -116,7 +124,7 @@ def as_numbers(values: str | list[float]) -> NDArray[Any]:
 
 def read_results(folder: Path) -> Results:
     """All records below a folder. One that is not what a run leaves is an error that names its file."""
-    beside = (folder / SEARCH, folder / BEYOND)
+    beside = (folder / SEARCH, folder / BEYOND, folder / CALLS)
     paths = sorted(folder.glob("*/*.json"))
     if not paths:
         raise InputError(f"{folder}: holds no result, expected the folder results of a reproduction")
@@ -127,11 +135,11 @@ def read_results(folder: Path) -> Results:
             known, there = first.setdefault((record["study"], key), (value, path))
             if known != value:
                 raise InputError(f"{path}: {key}: not as in {there}, expected the same in all runs of a study")
-    checks = (_check_search, _check_beyond)
-    search, beyond = (
+    checks = (_check_search, _check_beyond, _check_calls)
+    search, beyond, calls = (
         _read_checked(path, check) if path.is_file() else None for path, check in zip(beside, checks, strict=True)
     )
-    return Results(records, search, beyond)
+    return Results(records, search, beyond, calls["calls"] if calls is not None else ())
 
 
 def _read_checked(path: Path, check: Callable[[Record], None]) -> Record:
@@ -206,6 +214,10 @@ def _check_search(values: Record) -> None:
 def _check_beyond(values: Record) -> None:
     check_form("", values, GONE_BEYOND)
     _check_rows("rows", values["rows"])
+
+
+def _check_calls(values: Record) -> None:
+    check_form("", values, CALLED)
 
 
 def _check_rows(name: str, rows: list[Record]) -> None:

@@ -31,6 +31,7 @@ def write_results(folder: Path, page: Path) -> None:
     """Turn the records in ``folder`` into a page, and its pictures into the folder ``<its name>_images`` beside it."""
     results, images = read_results(folder), page.with_name(f"{page.stem}_images")
     write_pictures(results, images)
+    page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, results_page(results, images.name))
 
 
@@ -77,11 +78,12 @@ def _introduction(results: Results) -> list[str]:
     variants = [runs for study in results.studies for runs in results.records[study].values()]
     records = [record for runs in variants for record in runs.values()]
     devices = sorted({escaped(record["device"]) for record in records})
-    seconds = sum(record["wall_seconds"] for record in records)
+    seconds = sum(call["seconds"] for call in results.calls)
+    took = f", in {seconds / 60:,.1f} minutes" if results.calls else ""
     seeds = max(map(len, variants), default=0)
     return [
-        f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}, "
-        f"{seconds / 60:,.0f} minutes of training and testing in all. `datransformer reproduce` made them; "
+        f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}{took}. "
+        "`datransformer reproduce` made them; "
         "`datransformer report` turns what they left into this page. A cell is the mean over runs ± their standard "
         "deviation, on the test set; the best is bold, the second best underlined. An interval over items is where 95 "
         "% of the differences lie if the test items are drawn anew with replacement, the runs of a method averaged."
@@ -188,7 +190,9 @@ def _choices() -> list[str]:
     for study in STUDIES.values():
         for name, choice in study.choices.items():
             own.setdefault((f"`{name}`", f"{choice.value}", choice.why), []).append(study.title)
-    rows += [[name, value, "; ".join(titles), why] for (name, value, why), titles in own.items()]
+        for name in CHOICES.keys() & study.settings.keys():
+            own.setdefault((f"`{name}`", f"{study.settings[name]}", "its own, not the paper's"), []).append(study.title)
+    rows += [[name, value, "; ".join(titles), why] for (name, value, why), titles in sorted(own.items())]
     heads = ["setting", "value", "data", "where it comes from"]
     return ["The same for every method.", "", *word_table(heads, rows)]
 

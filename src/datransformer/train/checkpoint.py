@@ -23,7 +23,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
         path.parent.mkdir(exist_ok=True)
         with atomic_path(path) as temporary:
             ready = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+            temporary.touch()
+            mode = temporary.stat().st_mode  # as other files get it; safetensors lets nobody else read
             save_file(ready, temporary, metadata=dict(metadata or {}))
+            temporary.chmod(mode)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{path}: cannot be written ({error}); what was written before is kept") from error
 

@@ -375,7 +375,7 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool, overwrite: bool
             before, now = to_dict(load_config(folder)), to_dict(config)
             if config.data.vectors is not None:  # they bring their own width, which is checked when they are read
                 now["model"]["embed_dim"] = before["model"]["embed_dim"]
-            changed = _differences(before, now)
+            changed = differences(before, now)
             if changed:
                 raise InputError(f"{folder}: --resume with another {changed[0]}, expected the settings of the run")
     elif folder.exists() and any(path for path in folder.iterdir() if not (resume and path.name == VOCAB)):
@@ -383,12 +383,13 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool, overwrite: bool
         raise InputError(f"{folder}: holds files that are not a run, expected an empty or new folder")
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+def differences(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> list[str]:
+    """Which settings are unlike, in words."""
     changed = []
     for key in before | now:
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
-            changed += _differences(old, new, f"{prefix}{key}.")
+            changed += differences(old, new, f"{prefix}{key}.")
         elif new != old:
             changed.append(f"{prefix}{key} ({new!r}, was {old!r})")
     return changed

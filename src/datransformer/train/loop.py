@@ -102,9 +102,15 @@ def train(
     loop = Loop(task, model, config, folder, fabric, reporter)
     loop.restore(resume)
     stopping = stop_signals() if asked is None else contextlib.nullcontext(asked)
-    with reporter.live(), stopping as asked, loop.board(), loop.rows.waiting_rows():
-        yield from loop.run(asked, on_step)
-    return loop.finish()
+    try:
+        with reporter.live(), stopping as asked, loop.board(), loop.rows.waiting_rows():
+            yield from loop.run(asked, on_step)
+        return loop.finish()
+    except TrainingError:
+        loop.save_best()
+        raise
+    finally:
+        loop.release()
 
 
 def exhaust(steps: Generator[None, None, Result]) -> Result:
@@ -204,8 +210,7 @@ class Loop:
 
     def finish(self) -> Outcome:
         """Put the best weights into the model."""
-        self._save_best()
-        self._graphed = None  # and its memory with it, which the next run may need
+        self.save_best()
         self.fabric.barrier()
         load_weights(self.raw, self.folder / WEIGHTS)
         self.raw.eval()
@@ -424,7 +429,14 @@ class Loop:
         except OSError as error:
             raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
-    def _save_best(self) -> None:
+    def release(self) -> None:
+        """Give the memory of graphs back, which the next run in this process may need."""
+        if self._graphed is not None:
+            self._graphed = None
+            torch.cuda.empty_cache()
+
+    def save_best(self) -> None:
+        """Write the best weights, if they are not on disk yet."""
         if self._best:
             save_tensors(self.folder / WEIGHTS, self._best)
             self._best = {}
@@ -433,7 +445,7 @@ class Loop:
         self._collect()
         self._check_weights()
         self._saved = time.monotonic()
-        self._save_best()
+        self.save_best()
         if self.fabric.is_global_zero:
             processes = self.fabric.world_size
             state = {**asdict(self.state), "dev": self.dev, "losses": self._losses, "processes": processes}
