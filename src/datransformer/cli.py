@@ -529,6 +529,60 @@ def _loaded(folder: Path, device: str) -> Iterator[tuple[Any, Any, Any]]:
         yield trained, worker, reporter
 
 
+Compare = Annotated[Path | None, typer.Option(help="Another run of the same task, to be shown beside it.")]
+
+
+@app.command()
+def explain(
+    run: RunFolder,
+    text: Annotated[str, typer.Option(help="The text; for recommend the titles that were read, one a line.")],
+    out: Annotated[Path, typer.Option(help="The page, one HTML file.")],
+    text_pair: Annotated[
+        str | None, typer.Option(help="The second text (pair); for recommend the candidates, one a line.")
+    ] = None,
+    compare: Compare = None,
+) -> None:
+    """Write a page that shows what each head attends to in a text; it works offline.
+
+    [bold]datransformer explain RUN --text "what a film" --out page.html --compare OTHER_RUN[/bold]
+    """
+    from datransformer.data.store import write_text
+    from datransformer.serve.explain import explain_text
+    from datransformer.serve.page import explorer_page
+
+    runs = _runs_to_show(run, compare)
+    results = [explain_text(trained, text, text_pair) for trained in runs]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, explorer_page(runs, results))
+    typer.echo(out)
+
+
+@app.command()
+def explore(
+    run: RunFolder,
+    compare: Compare = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine. \\[a free one]")] = 0,
+) -> None:
+    """Open a local page to type texts into and see what each head attends to. Ctrl-C ends it."""
+    from datransformer.serve.server import Explorer
+
+    with Explorer(_runs_to_show(run, compare), port) as explorer:
+        typer.echo(f"Explorer: {explorer.url}")
+        typer.echo("It answers to this machine alone. Ctrl-C ends it.", err=True)
+        with suppress(KeyboardInterrupt):
+            explorer.serve_forever()
+
+
+def _runs_to_show(*folders: Path | None) -> list[Any]:
+    from datransformer.train.run import load_run
+
+    runs = [load_run(folder) for folder in folders if folder is not None]
+    tasks = [run.config.task for run in runs]
+    if len(set(tasks)) > 1:
+        raise InputError(f"--compare: got a run of the task {tasks[1]!r}, expected {tasks[0]!r} as RUN")
+    return runs
+
+
 @app.command()
 def export(
     run: RunFolder,

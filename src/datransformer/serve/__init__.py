@@ -1,0 +1,1 @@
+"""The explorer: what a trained run attends to, on a local page."""
