@@ -547,8 +547,8 @@ def explain(
     [bold]datransformer explain RUN --text "what a film" --out page.html --compare OTHER_RUN[/bold]
     """
     from datransformer.data.store import write_text
-    from datransformer.serve.explain import explain_text
-    from datransformer.serve.page import explorer_page
+    from datransformer.explore.explain import explain_text
+    from datransformer.explore.page import explorer_page
 
     runs = _runs_to_show(run, compare)
     results = [explain_text(trained, text, text_pair) for trained in runs]
@@ -564,7 +564,7 @@ def explore(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine. \\[a free one]")] = 0,
 ) -> None:
     """Open a local page to type texts into and see what each head attends to. Ctrl-C ends it."""
-    from datransformer.serve.server import Explorer
+    from datransformer.explore.server import Explorer
 
     with Explorer(_runs_to_show(run, compare), port) as explorer:
         typer.echo(f"Explorer: {explorer.url}")

@@ -35,7 +35,7 @@ def measure_heads(model: nn.Module, batches: Iterable[Mapping[str, Tensor]]) -> 
         for key, number in _describe(weights.double(), padding).items():
             found[key] = found.get(key, torch.zeros_like(number)) + number
 
-    with _watching(model, add), torch.no_grad():
+    with watched(model, add), torch.no_grad():
         for inputs in batches:
             model(**inputs)
     return {
@@ -67,7 +67,7 @@ def draw_maps(model: nn.Module, inputs: Mapping[str, Tensor], words: Sequence[st
             # Rounded as Python does it: float32 has no 0.1 to round to.
             levels[name] = [[[round(one, 3) for one in row] for row in head] for head in weights[0].tolist()]
 
-    with _watching(model, keep), torch.no_grad():
+    with watched(model, keep), torch.no_grad():
         model(**inputs)
     if not levels:
         raise ValueError(f"words: got {len(words)}, expected one for each token of one text")
@@ -86,7 +86,7 @@ def starting_distances(options: Mapping[str, Any], heads: int) -> dict[str, list
 
 
 @contextmanager
-def _watching(model: nn.Module, look: Callable[[str, Tensor, Tensor | None], None]) -> Iterator[None]:
+def watched(model: nn.Module, look: Callable[[str, Tensor, Tensor | None], None]) -> Iterator[None]:
     """Call ``look`` with name, weights [batch, heads, queries, keys] and padding of every attention that is called."""
     handles = [
         module.register_forward_pre_hook(_hook(name, look), with_kwargs=True)

@@ -10,9 +10,9 @@ from tokenizers import Tokenizer, models
 
 from datransformer.data.errors import InputError
 from datransformer.data.tokenizer import FileTokenizer
+from datransformer.explore import explain
+from datransformer.explore.explain import explain_text, unpack
 from datransformer.nn.mixers import MIXERS
-from datransformer.serve import explain
-from datransformer.serve.explain import explain_text, unpack
 from datransformer.train.predict import answer_rows, rows_of_texts
 from datransformer.train.run import Run
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from datransformer.serve.explain import explain_text, unpack
-from datransformer.serve.page import explorer_page
-from datransformer.serve.server import Explorer
+from datransformer.explore.explain import explain_text, unpack
+from datransformer.explore.page import explorer_page
+from datransformer.explore.server import Explorer
 from datransformer.train.run import Run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from datransformer.data.errors import InputError
-from datransformer.serve.explain import explain_text
-from datransformer.serve.page import explorer_page
+from datransformer.explore.explain import explain_text
+from datransformer.explore.page import explorer_page
 from datransformer.train.run import Run
 
 LOOPBACK = "127.0.0.1"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from datransformer.data.errors import InputError
-from datransformer.serve.server import MOST_BYTES, Explorer
+from datransformer.explore.server import MOST_BYTES, Explorer
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from datransformer.explore.about import about_run
 from datransformer.report.page import STYLE
-from datransformer.serve.about import about_run
 from datransformer.train.run import Run
 
 # What the text, and for tasks of two texts the second, is called.

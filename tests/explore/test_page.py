@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from datransformer.serve.explain import explain_text
-from datransformer.serve.page import as_json, explorer_page
+from datransformer.explore.explain import explain_text
+from datransformer.explore.page import as_json, explorer_page
 
 EVIL = "</script><script>alert(1)</script><!-- &amp; \u2028 \u2029 <img src=x onerror=alert(1)>"
 
@@ -48,7 +48,7 @@ def test_nothing_of_the_text_or_the_labels_is_markup(make_run: Any) -> None:
 
 
 def test_the_script_builds_no_markup_from_text() -> None:
-    script = files("datransformer.serve").joinpath("page.js").read_text(encoding="utf-8")
+    script = files("datransformer.explore").joinpath("page.js").read_text(encoding="utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", script)
 
 
