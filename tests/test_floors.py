@@ -8,7 +8,8 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "datransformer"
 FLOORS = [
-    "version", "ops", "nn", "models", "data", "train", "hf", "export", "experiments", "report", "explore", "serve", "bench", "cli"
+    "version", "ops", "nn", "models", "data", "train", "hf", "export", "experiments", "report", "explore", "serve",
+    "bench", "cli",
 ]  # fmt: skip
 
 

@@ -603,6 +603,59 @@ def export(
 
 
 @app.command()
+def serve(
+    run: RunFolder,
+    host: Annotated[str, typer.Option(help="Where to listen; other machines reach another than this one.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key. \\[the variable DATRANSFORMER_API_KEY]")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Texts that the model answers at once; 1: no batching.")] = 64,
+    wait_ms: Annotated[float, typer.Option(min=0, help="How long a text waits for others to share a batch.")] = 2,
+    queue: Annotated[int, typer.Option(min=1, help="Texts that wait at most; others are refused with 503.")] = 1024,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds to answer a request in.")] = 30,
+    max_texts: Annotated[int, typer.Option(min=1, help="Texts of a request.")] = 256,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 1 << 20,
+    device: Device = "auto",
+) -> None:
+    """Answer texts over HTTP: /predict, /explain, /healthz, /metrics, and /docs which describes them.
+
+    [bold]curl -d '{"text": "what a film"}' -H 'content-type: application/json' localhost:8000/predict[/bold]
+
+    Only this machine is answered, unless there is an API key. SIGTERM ends the server when it has answered all that it
+    accepted.
+    """
+    try:
+        from datransformer.serve.app import create_app
+        from datransformer.serve.limits import Limits
+        from datransformer.serve.server import check_key
+        from datransformer.serve.server import serve as answer
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("datransformer"):
+            raise
+        raise InputError(f'{error.name} is not installed, expected it: pip install "datransformer[serve]"') from error
+
+    key = os.environ.get("DATRANSFORMER_API_KEY") if api_key_file is None else _read_key(api_key_file)
+    check_key(host, key)
+    try:
+        limits = Limits(max_texts, max_bytes, batch, wait_ms / 1000, queue, timeout)
+    except ValueError as error:
+        raise InputError(f"--{error}") from error
+    with _loaded(run, device) as (trained, worker, reporter):
+        server = create_app(trained, limits, key=key, worker=worker)
+    answer(server, host, port, limits, lambda address: reporter.say(f"{run}: {address}"))
+
+
+def _read_key(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except ValueError as error:
+        raise InputError(f"--api-key-file {path}: not text, expected the API key") from error
+
+
+@app.command()
 def reproduce(
     what: Annotated[list[str], typer.Argument(help="ag, amazon, sst, snli, mind, all, or probe, which needs no data.")],
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the data sets and word vectors.")] = None,

@@ -1,6 +1,6 @@
 """Rows of text to examples: token ids cut to size, in parts, with a label."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -179,6 +179,22 @@ def _truncate(text: Encoded, limit: int) -> tuple[Ragged, npt.NDArray[np.bool_]]
         return whole, np.zeros(len(whole), bool)
     values = whole.values[spans(whole.offsets[:-1], lengths)]
     return Ragged.from_lengths(values, lengths), whole.lengths > limit
+
+
+def encode_columns(
+    columns: Sequence[Sequence[str]], *, shape: str, tokenizer: TextTokenizer, config: DataConfig
+) -> tuple[Examples, Array]:
+    """Encode texts in memory, without labels, and say which of them lost their end.
+
+    Args:
+        columns: The texts, and for the pair shapes the second text of each. None of them is empty.
+        shape: A key of `CUTS`.
+        tokenizer: Cuts and numbers the words.
+        config: The limits.
+    """
+    encoded = [tokenizer.encode(pa.array(column, pa.string())) for column in columns]
+    tokens, parts, cut = CUTS[shape](encoded, config, tokenizer)
+    return Examples(tokens, parts, None, np.arange(1, len(tokens) + 1)), cut
 
 
 def encode_rows(

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from datransformer.data.config import DataConfig
 from datransformer.data.datasets import Source
-from datransformer.data.encode import Examples
+from datransformer.data.encode import Examples, Labels
 from datransformer.data.errors import BadRows, InputError
 from datransformer.data.mind import write_predictions
 from datransformer.data.news import Impressions, encode_impressions
@@ -99,7 +99,7 @@ def rows_of_texts(texts: Sequence[str], pairs: Sequence[str] | None = None, name
             for index, text in enumerate(columns[column]):
                 if not isinstance(text, str):
                     raise InputError(f"{name}, row {index + 1}: got {type(text).__name__}, expected a text")
-                if "\0" in text or not _encodable(text):
+                if not is_plain(text):
                     raise InputError(f"{name}, row {index + 1}: holds a NUL byte or half a character, expected a text")
                 if not text.strip():
                     bad_rows.meet(name, index + 1, column, "empty text", "some text")
@@ -113,7 +113,10 @@ def rows_of_texts(texts: Sequence[str], pairs: Sequence[str] | None = None, name
     return Rows(name, "", read)
 
 
-def _encodable(text: str) -> bool:
+def is_plain(text: str) -> bool:
+    """Whether a text is free of NUL bytes and halves of characters, which Arrow and UTF-8 cannot hold."""
+    if "\0" in text:
+        return False
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -207,14 +210,16 @@ def predictions(
     def records() -> Iterator[dict[str, Any]]:
         before = itertools.repeat({}, len(answered.rows)) if values is None else values
         for carried, row, answer in zip(before, answered.rows, answered.answers, strict=True):
-            if run.labels.classes is None:
-                answers: list[str | float] = [round(float(answer), 6)]
-            else:
-                best = run.labels.classes[int(answer.argmax())]
-                answers = [best, *(round(float(value), 6) for value in answer)]
-            yield carried | dict(zip(own, [row, *answers], strict=True))
+            yield carried | dict(zip(own, [row, *spell_answer(run.labels, answer)], strict=True))
 
     return [*columns, *own], records(), notes
+
+
+def spell_answer(labels: Labels, answer: Any) -> list[Any]:
+    """An answer as people read it: the rating, or the best class and then the probability of each."""
+    if labels.classes is None:
+        return [round(float(answer), 6)]
+    return [labels.classes[int(answer.argmax())], *(round(float(value), 6) for value in answer)]
 
 
 def write_records(file: IO[str], fields: Sequence[str], records: Iterable[dict[str, Any]], form: str) -> None:
