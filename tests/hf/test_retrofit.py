@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -314,3 +315,13 @@ def test_a_pipeline_reads_a_turned_model_and_its_tokenizer(tmp_path: Path) -> No
     for row, answers in zip(expected, classify(texts, batch_size=2), strict=True):
         scores = {answer["label"]: answer["score"] for answer in answers}
         torch.testing.assert_close(torch.tensor([scores["LABEL_0"], scores["LABEL_1"]]), row)
+
+
+def test_a_model_without_a_head_hands_out_weights_and_states(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also before any model of its new class was built anew: transformers knows by class what can be handed out."""
+    registry = vars(transformers.modeling_utils)["_CAN_RECORD_REGISTRY"]
+    for name in [name for name in registry if "DistanceAware" in name]:
+        monkeypatch.delitem(registry, name)
+    outputs = make_distance_aware(build(kind))(**inputs(kind), output_attentions=True, output_hidden_states=True)
+    assert len(outputs.attentions) == 2
+    assert len(outputs.hidden_states) == 3

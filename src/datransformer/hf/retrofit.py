@@ -145,6 +145,8 @@ def make_distance_aware(
     config.distance_mapping, config.distance_adjust = mapping, adjust
     add_distances(model, *first)
     model.__class__ = turned
+    # Where transformers looks up, by class, which outputs a model can hand out; a model built anew enters itself.
+    vars(transformers.modeling_utils).get("_CAN_RECORD_REGISTRY", {})[str(turned)] = model._can_record_outputs
     model._weight_conversions = None  # names of older files that the stock class would write again
     return model
 
