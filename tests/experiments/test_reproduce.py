@@ -213,7 +213,7 @@ def test_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ]
     place = reproduce.Place(tmp_path / "two", tmp_path / "cache", "cpu", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "stop_signals", lambda: nullcontext(lambda: (place.out / "runs").exists()))
+        patch.setattr(reproduce, "stop_signals", lambda: nullcontext(lambda: True))
         with pytest.raises(Interrupted, match="goes on from there"):
             list(reproduce.share_out(plan, place, 2))
     shared = [record for _, record in reproduce.share_out(plan, place, 2)]

@@ -62,6 +62,7 @@ def test_explore_serves_until_it_is_interrupted(make_run: Any) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "datransformer", "explore", str(make_run().folder)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which background jobs of a shell ignore
     )  # fmt: skip
     assert process.stdout is not None
     try:
