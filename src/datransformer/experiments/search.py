@@ -131,7 +131,7 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
     seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*trials[one.name], one.study, one.variant, one.seed) not in seen]
     for planned, record in (
-        share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(test=False))
+        share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(place.test))
     ):
         name, trial = trials[planned.name]
         row = {"round": name, "trial": trial, "study": planned.study, "variant": planned.variant, "seed": planned.seed}
