@@ -134,6 +134,15 @@ def test_words_are_scaled_then_projected(shape: str) -> None:
     torch.testing.assert_close(plain(**inputs), wide(**inputs))
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_word_vectors_can_be_frozen_and_all_else_learns(shape: str) -> None:
+    model = model_of(shape, freeze_vectors=True)
+    answer = model(**one_and_many(shape)[1])
+    answer.masked_fill(answer == -torch.inf, 0.0).square().sum().backward()
+    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+    assert idle == ["text.embedding.weight"]
+
+
 def test_the_order_of_the_texts_of_a_pair_matters() -> None:
     model = model_of("siamese")
     with torch.no_grad():

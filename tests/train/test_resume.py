@@ -94,8 +94,9 @@ def test_a_crash_after_any_step(bench: "Bench", task: str) -> None:
         same(bench, f"run{crash}", "whole")
 
 
-def test_a_crash_after_every_step(bench: "Bench") -> None:
-    config = hard(bench, rows=23, train_checkpoint_every=1)
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_crash_after_every_step(bench: "Bench", freeze: bool) -> None:
+    config = hard(bench, rows=23, train_checkpoint_every=1, model_freeze_vectors=freeze)
     steps = bench.fit(config, "whole")["steps"]
     for crash in range(1, steps + 1):
         with pytest.raises(CrashError):

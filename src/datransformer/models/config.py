@@ -26,6 +26,7 @@ class ModelConfig:
         head_dim: Width of a head.
         embed_dim: Width of the word vectors. Vectors read from a file bring their own.
         embed_scale: What word vectors are multiplied by before anything else.
+        freeze_vectors: Whether word vectors stay as they were at the start.
         width: Width of the encoder, to which word vectors are then projected; None: theirs, without a projection.
         feedforward_dim: Inner width of the feed-forward network, four times the encoder's if None.
         dropout: On word vectors, on the output of each sub-layer and inside the feed-forward network.
@@ -42,6 +43,7 @@ class ModelConfig:
     head_dim: int = 16
     embed_dim: int = 300
     embed_scale: float = 1.0
+    freeze_vectors: bool = False
     width: int | None = None
     feedforward_dim: int | None = None
     dropout: float = 0.2

@@ -41,6 +41,7 @@ class TextEncoder(nn.Module):
     def __init__(self, vocabulary: int, config: ModelConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, config.embed_dim, padding_idx=PADDING)
+        self.embedding.weight.requires_grad_(not config.freeze_vectors)
         self.scale = config.embed_scale
         self.width = config.encoder_dim
         self.projection = nn.Identity() if config.width is None else nn.Linear(config.embed_dim, config.width)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.optim.adamw import adamw
 
 from datransformer.data.batches import Batch
+from datransformer.train.optimizer import gradients
 
 MOST = 64  # shapes that get a graph; others run eagerly
 # What an index has where there is nothing; candidates that do not exist would have no finite loss to be weighted by 0.
@@ -85,9 +86,6 @@ class GraphedStep:
     ) -> None:
         self._optimizer, self._losses, self._autocast, self._clip = optimizer, losses, autocast, clip
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._gradients = [torch.zeros_like(parameter) for parameter in self._parameters]
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
         self._device = self._parameters[0].device
         self._random = torch.Generator(self._device)
         self._rate = torch.zeros((), device=self._device)
@@ -128,13 +126,14 @@ class GraphedStep:
 
     def _differentiate(self, names: list[str], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
         *inputs, targets, weights = tensors
-        torch._foreach_zero_(self._gradients)
+        for parameter in self._parameters:  # a gradient is written then, not added to zeros
+            parameter.grad = None
         batch = Batch({}, targets, np.empty(0, np.int64), 0)
         with self._autocast():
             losses = self._losses(dict(zip(names, inputs, strict=True)), batch)
         loss = (losses * weights.to(losses.dtype)).sum()
         loss.backward()
-        return loss.detach(), torch.nn.utils.get_total_norm(self._gradients)
+        return loss.detach(), torch.nn.utils.get_total_norm(gradients(self._parameters))
 
     @torch.no_grad()
     def _update(self, loss: Tensor, norm: Tensor) -> Tensor:
@@ -143,11 +142,12 @@ class GraphedStep:
         if self._clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
         options = self._optimizer.param_groups[0]
-        states = [self._optimizer.state[parameter] for parameter in self._parameters]
+        moved = [parameter for parameter in self._parameters if parameter.grad is not None]
+        states = [self._optimizer.state[parameter] for parameter in moved]
         averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         adamw(
-            self._parameters,  # type: ignore[arg-type]
-            self._gradients,
+            moved,  # type: ignore[arg-type]
+            gradients(moved),
             averages,
             squares,
             [],
