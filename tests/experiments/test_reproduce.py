@@ -1,6 +1,8 @@
 """The reproduction from its plan to its page, on the probe."""
 
 import json
+import os
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -261,22 +263,32 @@ def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypa
         if planned.variant in FEW
     ]
     place = reproduce.Place(tmp_path, tmp_path / "cache", "cpu", 1)
-    started = reproduce._Worker.give
-    given: list[Any] = []
+    receive = reproduce._Worker.receive
+    lost: list[str] = []
 
-    def kill(worker: Any, heap: Any) -> None:
-        started(worker, heap)
-        given.append(heap)
-        if len(given) == 1:
+    def kill(worker: Any) -> Iterator[Any]:
+        yield from receive(worker)
+        if worker.held and not lost:
+            lost.extend(planned.name for planned in worker.held)
             worker._process.kill()
 
-    monkeypatch.setattr(reproduce._Worker, "give", kill)
+    monkeypatch.setattr(reproduce._Worker, "receive", kill)
     records = {planned.name: record for planned, record in reproduce.share_out(plan, place, 2)}
-    assert len(records) == 4
-    lost = {planned.name for planned in given[0]}
-    assert {name for name, record in records.items() if "failed" in record} == lost
-    assert all("exit code -9" in records[name]["failed"] for name in lost)
+    assert records.keys() == {planned.name for planned in plan}
+    assert [name for name, record in records.items() if "failed" in record] == lost
+    assert "exit code -9" in records[lost[0]]["failed"]
     assert all((tmp_path / "results" / f"{name}.json").exists() for name in records)
+
+
+def test_processes_that_die_at_their_start_do_not_go_on_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "_work", os.abort)
+    plan = studies.plan_study("probe", 1, {"files.dataset": "probe"})[:3]
+    place = reproduce.Place(tmp_path, tmp_path / "cache", "cpu", 1)
+    records = list(reproduce.share_out(plan, place, 2))
+    assert [planned for planned, _ in records] == plan
+    assert all("exit code" in record["failed"] for _, record in records)
 
 
 @pytest.mark.parametrize("option", ["together", "processes"])

@@ -1,13 +1,14 @@
 """The paper's experiments as a plan of runs: each a normal run directory, and one small JSON file for the tables."""
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ LANES = 6  # runs that take turns on a GPU; more add little
 CORES = 4  # of the computer for each process: Python, not the GPU, is what many small runs wait for
 MOST_PROCESSES = 4
 STOPPED = "stopped; the same command goes on from there"
+ROOM, DONE, STOP = "room", "done", "stop"  # what processes tell each other beside runs and records
 PATIENCE = 60.0  # seconds that a process has to end
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 KEPT = (
@@ -191,7 +193,7 @@ def process_count(device: str) -> int:
 
 
 def run_all(
-    todo: Sequence[Planned],
+    todo: Iterable[Planned],
     place: Place,
     shelf: Shelf,
     begin: Callable[[Planned], None] = lambda planned: None,
@@ -213,95 +215,91 @@ def run_all(
 
 
 def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator[tuple[Planned, Record]]:
-    """Run in several processes, a few at a time; each with its record, which is on disk by then, as they end.
+    """Run in several processes; each with its record, which is on disk by then, as they end.
 
-    A process that dies takes the runs that it was at with it, and another takes its place.
+    A process asks for a run whenever it has room for one. One that dies takes the runs that it was at with it, and
+    another takes its place. Linear models take no turns: they have a process of their own.
     """
-    heaps = _heaps(todo, place.together, processes)
-    workers = [_Worker(place) for _ in range(min(processes, len(heaps)))]
+    linear = [planned for planned in todo if planned.variant == LINEAR]
+    rest = [planned for planned in todo if planned.variant != LINEAR]
+    queues = [linear, *[rest] * min(processes, len(rest))]
+    workers = [_Worker(place, queue) for queue in queues if queue]
+    stopping = False
     try:
         with stop_signals() as asked:
-            for worker in workers:
-                worker.give(heaps.pop(0))
-            stopping = False
-            while any(worker.heap for worker in workers):
-                busy = {worker.connection: worker for worker in workers if worker.heap}
+            while busy := {worker.connection: worker for worker in workers if worker.busy}:
                 for connection in multiprocessing.connection.wait(list(busy), timeout=1):
                     worker = busy[connection]  # type: ignore[index]
                     yield from worker.receive()
-                    if not worker.heap and heaps and not stopping:
-                        if not worker.alive:
-                            workers.remove(worker)
-                            workers.append(worker := _Worker(place))
-                        worker.give(heaps.pop(0))
+                    if not worker.busy and worker.queue:  # it died
+                        workers[workers.index(worker)] = _Worker(place, worker.queue)
                 if asked() and not stopping:
                     stopping = True
+                    left = bool(rest or linear or any(worker.held for worker in workers))
+                    linear.clear()
+                    rest.clear()
                     for worker in workers:
                         worker.stop()
-            if stopping and (heaps or any(worker.stopped for worker in workers)):
+            if stopping and left:
                 raise Interrupted(STOPPED)
     finally:
         for worker in workers:
             worker.close()
 
 
-def _heaps(todo: Sequence[Planned], together: int, processes: int) -> list[list[Planned]]:
-    """Runs in portions for one process: linear models, which take no turns, alone and first."""
-    rest = [planned for planned in todo if planned.variant != LINEAR]
-    size = max(min(2 * together, -(-len(rest) // processes)), 1)
-    linear = [[planned] for planned in todo if planned.variant == LINEAR]
-    return linear + [rest[start : start + size] for start in range(0, len(rest), size)]
-
-
 class _Worker:
-    """A process that runs what it is given, seen from the one that started it.
+    """A process that asks for runs, seen from the one that started it.
 
     Args:
         place: Where runs happen.
+        queue: What is still to be run, shared with others.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, queue: list[Planned]) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.connection, theirs = spawn.Pipe()
-        self._place = place
+        self._place, self.queue = place, queue
         self._process = spawn.Process(target=_work, args=(theirs, place), daemon=True)
         self._process.start()
         theirs.close()  # or its end would not be noticed
-        self.heap: list[Planned] = []  # what it has not told of yet
-        self.alive, self.stopped = True, False
-
-    def give(self, heap: list[Planned]) -> None:
-        self.heap = list(heap)
-        self.connection.send(heap)
+        self.held: list[Planned] = []  # what it was given and has not told of yet
+        self.busy = True
 
     def receive(self) -> Iterator[tuple[Planned, Record]]:
-        """What it has to tell: a run that has ended, that it is ready for more, or that it was stopped."""
+        """What it has to tell: that it has room, that it is done, or that a run has ended."""
         try:
-            name, record = self.connection.recv()
+            message = self.connection.recv()
+            if message == ROOM:
+                self.held += self.queue[:1]
+                self.connection.send(self.queue.pop(0) if self.queue else DONE)
+            elif message == DONE:
+                self.busy = False
+            else:
+                name, record = message
+                planned = next(one for one in self.held if one.name == name)
+                self.held.remove(planned)
+                yield planned, record
         except (EOFError, OSError):
-            self.alive = False
+            self.busy = False
             self._process.join()
-            lost, self.heap = self.heap, []
+            # Without one of the queue a process that dies at its start would be started for ever.
+            lost, self.held = self.held or self.queue[:1], []
+            self.queue[:] = [planned for planned in self.queue if planned not in lost]
             for planned in lost:
                 record = _failed(planned, f"its process ended with exit code {self._process.exitcode}")
                 _write(_path(self._place.out, planned), record)
                 yield planned, record
-            return
-        if record is None:
-            self.stopped |= name == STOPPED
-            self.heap = []
-            return
-        planned = next(one for one in self.heap if one.name == name)
-        self.heap.remove(planned)
-        yield planned, record
 
     def stop(self) -> None:
-        """Ask it to stop after the step that it is at."""
+        """Ask it to stop after the step that it is at; a linear model has no steps to go on from."""
+        if any(planned.variant == LINEAR for planned in self.held):
+            self.held.clear()
+            self._process.kill()
         with contextlib.suppress(OSError):
-            self.connection.send(STOPPED)
+            self.connection.send(STOP)
 
     def close(self) -> None:
-        """End it, once it is done with what it was given."""
+        """End it."""
         self.stop()
         self.connection.close()
         self._process.join(PATIENCE)
@@ -309,18 +307,27 @@ class _Worker:
 
 
 def _work(connection: Any, place: Place) -> None:
-    """What a process of `share_out` does until it is told to stop, or nobody is left to tell it."""
+    """What a process of `share_out` does until nothing is left, it is told to stop, or nobody is there to tell it."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the first process passes it on
-    shelf = Shelf(place.test)
+
+    told: list[Any] = []
+
+    def asked_for() -> Iterator[Planned]:
+        while told[-1:] not in ([DONE], [STOP]):
+            connection.send(ROOM)
+            told.append(connection.recv())
+            if isinstance(told[-1], Planned):
+                yield told[-1]
+
+    def stopped() -> bool:
+        return told[-1:] == [STOP] or connection.poll()
+
     with contextlib.suppress(EOFError, OSError):
-        while (heap := connection.recv()) != STOPPED:
-            ended = STOPPED
-            with contextlib.suppress(Interrupted):
-                for planned, record in run_all(heap, place, shelf, stop=connection.poll):
-                    connection.send((planned.name, record))
-                ended = ""
-            connection.send((ended, None))
+        with contextlib.suppress(Interrupted):
+            for planned, record in run_all(asked_for(), place, Shelf(place.test), stop=stopped):
+                connection.send((planned.name, record))
+        connection.send(DONE)
 
 
 def run_one(
@@ -353,6 +360,9 @@ def run_one(
     return {**_failed(planned, why), "wall_seconds": round(time.time() - began, 3)}
 
 
+_commit = functools.cache(commit)
+
+
 def _about(planned: Planned) -> Record:
     return {
         "study": planned.study,
@@ -360,7 +370,7 @@ def _about(planned: Planned) -> Record:
         "seed": planned.seed,
         "caveat": planned.caveat,
         "settings": settings_of(planned.config),
-        "commit": commit(),
+        "commit": _commit(),
     }
 
 

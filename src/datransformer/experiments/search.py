@@ -35,6 +35,7 @@ BASE: Settings = {
     "model.attention_dropout": 0.0,
     "model.pooling": "additive",
     "model.embed_scale": 1.0,
+    "model.freeze_vectors": False,
     "model.width": None,
 }
 
@@ -92,12 +93,41 @@ COMBINED: dict[str, Settings] = {
     "vectors x 3": {"model.embed_scale": 3.0},
 }  # fmt: skip
 COMBINED = {f"dropout 0.1, {name}": {"model.dropout": 0.1, **settings} for name, settings in COMBINED.items()}
+# What was seen so far looks like too many parameters for too few texts.
+FROZEN: dict[str, Settings] = {
+    "frozen": {},
+    "frozen, width 256": {"model.width": 256},
+    "frozen, width 256, dropout 0.3": {"model.width": 256, "model.dropout": 0.3},
+    "frozen, width 256, 10 epochs": {"model.width": 256, "train.epochs": 10},
+}
+FROZEN = {name: {"model.freeze_vectors": True, **settings} for name, settings in FROZEN.items()}
+FEW_EPOCHS: dict[str, Settings] = {
+    "base": {},
+    "3 epochs": {"train.epochs": 3},
+    "2 epochs": {"train.epochs": 2},
+    "rate 5e-4, 3 epochs": {"train.lr": 5e-4, "train.epochs": 3},
+    "dropout 0.3": {"model.dropout": 0.3},
+    "smoothing 0.1": {"train.label_smoothing": 0.1},
+}
+MANY_EPOCHS: dict[str, Settings] = {
+    "base": {},
+    "10 epochs, batch 256, rate 2e-3": {"train.epochs": 10, "train.batch_size": 256, "train.lr": 2e-3},
+    "10 epochs, dropout 0.3": {"train.epochs": 10, "model.dropout": 0.3},
+}
+PAIRS: dict[str, Settings] = {"dropout 0.1, 10 epochs, batch 128, width 256, frozen": {
+    "model.dropout": 0.1, "train.epochs": 10, "train.batch_size": 128, "model.width": 256, "model.freeze_vectors": True
+}}  # fmt: skip
 BOTH = ("vanilla", "distance_aware")  # one that knows of distance and one that does not
 ROUNDS: dict[str, Round] = {
     "one by one": Round(ONE_BY_ONE, {"sst": 3, "ag": 1, "snli": 1}, BOTH),
     "one by one, large": Round({name: ONE_BY_ONE[name] for name in LARGE}, {"mind": 1, "amazon": 1}, BOTH),
     "combined": Round(COMBINED, {"sst": 3, "ag": 1, "snli": 1}, BOTH),
     "combined, large": Round(dict(list(COMBINED.items())[:4]), {"mind": 1, "amazon": 1}, BOTH),
+    "frozen": Round(FROZEN, {"sst": 3, "ag": 1, "amazon": 1}, BOTH),
+    "few epochs": Round(FEW_EPOCHS, {"amazon": 1}, BOTH),
+    "frozen, pairs": Round(PAIRS, {"snli": 1}, BOTH),
+    "frozen, ranking": Round(FROZEN, {"mind": 2}, BOTH),
+    "many epochs": Round(MANY_EPOCHS, {"mind": 2}, BOTH),
 }
 
 
