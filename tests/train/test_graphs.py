@@ -16,7 +16,7 @@ from datransformer.models.config import ModelConfig
 from datransformer.train.config import RunConfig, TrainConfig
 from datransformer.train.errors import TrainingError
 from datransformer.train.fit import Data, fit
-from datransformer.train.graphs import grid, pad_batch
+from datransformer.train.graphs import grid, pack, pad_batch, unpack
 
 NONE = -1
 TOKENS = torch.tensor([[3, 4, 5], [6, 7, 0]])
@@ -52,6 +52,18 @@ def test_a_padded_batch_has_the_same_loss_and_gradients(task: str) -> None:
         results.append((loss.detach(), gradients))
     assert all(size % 8 == 0 for name, t in padded.inputs.items() for size in t.shape if name != "candidates")
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("task", BATCHES)
+def test_a_packed_batch_holds_what_was_padded(task: str) -> None:
+    targets = torch.tensor([2.5, 1.0]) if task == "document" else torch.tensor([0, 1])
+    batch = Batch(BATCHES[task], targets, np.array([1, 2]), 5)
+    padded, weights = pad_batch(batch, 2)
+    packed = pack(batch, 2)
+    expected = {**padded.inputs, "targets": padded.targets, "weights": weights}
+    torch.testing.assert_close(unpack(packed.memory, packed.layout), expected, rtol=0, atol=0)
+    assert packed.tokens == 5
+    assert hash(packed.layout) == hash(pack(batch, 2).layout)
 
 
 def test_the_grid_never_shrinks_and_wastes_little() -> None:

@@ -39,6 +39,7 @@ from datransformer.ops.checks import check_positive_int
 from datransformer.train.config import RunConfig, to_dict
 from datransformer.train.errors import Interrupted, TrainingError
 from datransformer.train.fit import Data, Fitted, Sources, differences, fit_stepwise, load_data
+from datransformer.train.graphs import Packed
 from datransformer.train.launch import launch
 from datransformer.train.loop import stop_signals
 from datransformer.train.metrics import rank_impressions
@@ -51,11 +52,12 @@ LOOKED_AT = 256  # dev texts in which the attention of a trained model is measur
 LOOKED_AT_CLICKS = 64  # of a recommender
 SHOWN_WORDS = (12, 32)  # least and most in the text whose attention is drawn
 SHOWN = ("vanilla", OURS)  # of which methods
-LANES = 6  # runs that take turns on a GPU; more add little
+LANES = 4  # runs that take turns on a GPU; more add little but memory
 CORES = 4  # of the computer for each process: Python, not the GPU, is what many small runs wait for
 MOST_PROCESSES = 4
 STOPPED = "stopped; the same command goes on from there"
 ROOM, DONE, STOP = "room", "done", "stop"  # what processes tell each other beside runs and records
+PACKED = 8  # data sets and seeds whose batches a process keeps
 PATIENCE = 60.0  # seconds that a process has to end
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 KEPT = (
@@ -95,17 +97,26 @@ class Shelf:
         self._test = test
         self._data: dict[str, Data] = {}
         self._vectors: dict[tuple[Path, int], WordVectors] = {}
-        self.sources = Sources(self.load, self.read)
+        self._packed: dict[str, dict[tuple[int, int], Packed]] = {}
+        self.sources = Sources(self.load, self.read, self.packed)
 
     def load(self, config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
         """As `load_data`, once."""
-        values = to_dict(config)
-        key = json.dumps([config.shape, config.rating, values["files"], values["data"]])
+        key = _data_key(config)
         if key not in self._data:
             data = load_data(config, cache, progress)
             kept = {name: split for name, split in data.splits.items() if self._test or name != "test"}
             self._data[key] = replace(data, splits=kept)  # type: ignore[arg-type]
         return self._data[key]
+
+    def packed(self, config: RunConfig) -> dict[tuple[int, int], Packed]:
+        """The batches of a run so far, which others have too; those of the last few are kept."""
+        train = config.train
+        key = json.dumps([_data_key(config), train.batch_size, train.max_tokens, train.negatives, train.seed])
+        self._packed[key] = self._packed.pop(key, {})
+        for old in list(self._packed)[:-PACKED]:
+            del self._packed[old]
+        return self._packed[key]
 
     def read(self, path: Path, words: Sequence[str], bad_rows: BadRows, *, progress: Any = None) -> WordVectors:
         """As `read_vectors`, once."""
@@ -113,6 +124,11 @@ class Shelf:
         if key not in self._vectors:
             self._vectors[key] = read_vectors(path, words, bad_rows, progress=progress)
         return self._vectors[key]
+
+
+def _data_key(config: RunConfig) -> str:
+    values = to_dict(config)
+    return json.dumps([config.shape, config.rating, values["files"], values["data"]])
 
 
 def reproduce(
@@ -218,12 +234,12 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
     """Run in several processes; each with its record, which is on disk by then, as they end.
 
     A process asks for a run whenever it has room for one. One that dies takes the runs that it was at with it, and
-    another takes its place. Linear models take no turns: they have a process of their own.
+    another takes its place. Linear models take no turns: they have processes of their own.
     """
     linear = [planned for planned in todo if planned.variant == LINEAR]
     rest = [planned for planned in todo if planned.variant != LINEAR]
-    queues = [linear, *[rest] * min(processes, len(rest))]
-    workers = [_Worker(place, queue) for queue in queues if queue]
+    queues = [queue for queue in (linear, rest) for _ in range(min(processes, len(queue)))]
+    workers = [_Worker(place, queue) for queue in queues]
     stopping = False
     try:
         with stop_signals() as asked:
@@ -309,6 +325,10 @@ class _Worker:
 def _work(connection: Any, place: Place) -> None:
     """What a process of `share_out` does until nothing is left, it is told to stop, or nobody is there to tell it."""
     torch.set_num_threads(1)
+    with contextlib.suppress(ImportError):  # comes with scikit-learn
+        from threadpoolctl import threadpool_limits
+
+        threadpool_limits(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the first process passes it on
 
     told: list[Any] = []

@@ -1,7 +1,7 @@
 """A run from its settings to its result: data, model, training, test, all left in one directory."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, MutableMapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.ops.mapping import MAPPINGS
 from datransformer.train.config import RunConfig, to_dict
-from datransformer.train.graphs import own_stream
+from datransformer.train.graphs import Packed, own_stream
 from datransformer.train.launch import launch, worker_of
 from datransformer.train.loop import exhaust, train
 from datransformer.train.progress import Reporter
@@ -85,10 +85,12 @@ class Sources:
     Args:
         load: Brings the rows.
         vectors: Reads word vectors.
+        packed: Batches for a GPU that runs with the same rows, batches and seed share; None: each makes its own.
     """
 
     load: Callable[[RunConfig, Path, Progress], Data]
     vectors: Callable[..., WordVectors] = read_vectors
+    packed: Callable[[RunConfig], MutableMapping[tuple[int, int], Packed]] | None = None
 
 
 def fit(
@@ -247,6 +249,7 @@ def _fit(
         fabric,
         reporter=reporter,
         resume=resume,
+        packed=None if sources.packed is None else sources.packed(config),
         on_step=on_step,
         asked=asked,
     )

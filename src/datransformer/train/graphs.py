@@ -5,8 +5,10 @@ stream. Every run draws its dropout from a generator of its own: one that severa
 them while a step of another reads it.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,9 @@ MOST = 64  # shapes that get a graph; others run eagerly
 FILL = {"sentences": -1, "history": -1}
 
 Losses = Callable[[dict[str, Tensor], Batch], Tensor]
+Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]  # name, type and shape of each tensor
+TARGETS, WEIGHTS = "targets", "weights"
+ALIGNED = 16  # bytes
 
 
 def grid(size: int) -> int:
@@ -46,6 +51,48 @@ def pad_batch(batch: Batch, total: int) -> tuple[Batch, Tensor]:
     extra = grid(count) - count
     weights = F.pad(torch.full((count,), 1 / total, dtype=torch.float32), (0, extra))
     return Batch(inputs, F.pad(batch.targets, (0, extra)), batch.rows, batch.tokens), weights
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A padded batch in one piece of memory, which a GPU copies at once. Runs with the same batches can share it.
+
+    Args:
+        memory: Bytes, pinned where there is CUDA.
+        layout: What lies in it, one behind the other.
+        tokens: Tokens that are not padding.
+    """
+
+    memory: Tensor
+    layout: Layout
+    tokens: int
+
+
+def pack(batch: Batch, total: int) -> Packed:
+    """A batch as `pad_batch` pads it, in one piece."""
+    padded, weights = pad_batch(batch, total)
+    assert padded.targets is not None
+    tensors = {**padded.inputs, TARGETS: padded.targets, WEIGHTS: weights}
+    layout = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
+    size = sum(_room(tensor) for tensor in tensors.values())
+    memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    for view, tensor in zip(unpack(memory, layout).values(), tensors.values(), strict=True):
+        view.copy_(tensor)
+    return Packed(memory, layout, batch.tokens)
+
+
+def unpack(memory: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """The tensors that lie in ``memory``, as views of it."""
+    views, start = {}, 0
+    for name, dtype, shape in layout:
+        size = dtype.itemsize * math.prod(shape)
+        views[name] = memory[start : start + size].view(dtype).view(shape)
+        start += -(-size // ALIGNED) * ALIGNED
+    return views
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // ALIGNED) * ALIGNED
 
 
 @contextmanager
@@ -90,31 +137,23 @@ class GraphedStep:
         self._random = torch.Generator(self._device)
         self._rate = torch.zeros((), device=self._device)
         self._broken = torch.zeros((), device=self._device)  # 1 once something was not finite
-        self._graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
+        self._graphs: dict[Layout, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._pool: Any = None
         self._results: list[Tensor] = []
 
-    def __call__(self, batch: Batch, total: int, rate: float, seed: int) -> None:
-        """Launch a step at the learning ``rate``; the loss is a sum over examples divided by ``total``.
-
-        ``seed`` sets the random state of dropout.
-        """
-        padded, weights = pad_batch(batch, total)
-        assert padded.targets is not None
-        names, tensors = list(padded.inputs), [*padded.inputs.values(), padded.targets, weights]
-        key = tuple(tuple(tensor.shape) for tensor in tensors)
-        ready = [tensor.pin_memory() for tensor in tensors]  # a copy from elsewhere would wait for the steps before
+    def __call__(self, packed: Packed, rate: float, seed: int) -> None:
+        """Launch a step at the learning ``rate``; ``seed`` sets the random state of dropout."""
+        layout = packed.layout
         self._rate.fill_(rate)
-        if key not in self._graphs and len(self._graphs) >= MOST:
-            with self._own_random(seed):
-                step = self._step(names, [tensor.to(self._device, non_blocking=True) for tensor in ready])
-            self._results.append(step)
-            return
-        if key not in self._graphs:
-            self._graphs[key] = self._capture(names, [tensor.to(self._device) for tensor in ready])
-        graph, buffers, results = self._graphs[key]
-        for buffer, tensor in zip(buffers, ready, strict=True):
-            buffer.copy_(tensor, non_blocking=True)
+        if layout not in self._graphs:
+            memory = packed.memory.to(self._device, non_blocking=True)
+            if len(self._graphs) >= MOST:
+                with self._own_random(seed):
+                    self._results.append(self._step(unpack(memory, layout)))
+                return
+            self._graphs[layout] = self._capture(memory, layout)
+        graph, memory, results = self._graphs[layout]
+        memory.copy_(packed.memory, non_blocking=True)
         self._random.manual_seed(seed)
         graph.replay()
         self._results.append(results.clone())
@@ -124,13 +163,14 @@ class GraphedStep:
         results, self._results = self._results, []
         return [(loss, norm) for loss, norm in torch.stack(results).tolist()] if results else []
 
-    def _differentiate(self, names: list[str], tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-        *inputs, targets, weights = tensors
+    def _differentiate(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        inputs = dict(tensors)
+        targets, weights = inputs.pop(TARGETS), inputs.pop(WEIGHTS)
         for parameter in self._parameters:  # a gradient is written then, not added to zeros
             parameter.grad = None
         batch = Batch({}, targets, np.empty(0, np.int64), 0)
         with self._autocast():
-            losses = self._losses(dict(zip(names, inputs, strict=True)), batch)
+            losses = self._losses(inputs, batch)
         loss = (losses * weights.to(losses.dtype)).sum()
         loss.backward()
         return loss.detach(), torch.nn.utils.get_total_norm(gradients(self._parameters))
@@ -165,10 +205,11 @@ class GraphedStep:
         )
         return torch.stack((loss, norm.to(loss)))
 
-    def _step(self, names: list[str], tensors: list[Tensor]) -> Tensor:
-        return self._update(*self._differentiate(names, tensors))
+    def _step(self, tensors: dict[str, Tensor]) -> Tensor:
+        return self._update(*self._differentiate(tensors))
 
-    def _capture(self, names: list[str], buffers: list[Tensor]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
+    def _capture(self, memory: Tensor, layout: Layout) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        tensors = unpack(memory, layout)
         for parameter in self._parameters:  # not in the graph, which would set them to 0 again in every step
             state = self._optimizer.state[parameter]
             if not state:
@@ -176,15 +217,15 @@ class GraphedStep:
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         graph = torch.cuda.CUDAGraph()
         with self._own_random(0):
-            self._differentiate(names, buffers)  # once for real: libraries set themselves up on first use
+            self._differentiate(tensors)  # once for real: libraries set themselves up on first use
             # Not torch.cuda.graph, which waits for the whole device and empties the caches of all runs.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                results = self._step(names, buffers)
+                results = self._step(tensors)
             finally:
                 graph.capture_end()
         self._pool = self._pool or graph.pool()
-        return graph, buffers, results
+        return graph, memory, results
 
     @contextmanager
     def _own_random(self, seed: int) -> Iterator[None]:

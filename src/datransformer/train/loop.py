@@ -6,7 +6,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from datransformer.data.store import write_text
 from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted, TrainingError
-from datransformer.train.graphs import GraphedStep
+from datransformer.train.graphs import GraphedStep, Packed, pack
 from datransformer.train.launch import worker_of
 from datransformer.train.optimizer import RowAdamW, clip, gradients, own_tables, reason_against
 from datransformer.train.progress import Reporter
@@ -81,6 +81,7 @@ def train(
     *,
     reporter: Reporter,
     resume: bool = False,
+    packed: MutableMapping[tuple[int, int], Packed] | None = None,
     on_step: Callable[[int], None] | None = None,
     asked: Callable[[], bool] | None = None,
 ) -> Generator[None, None, Outcome]:
@@ -96,10 +97,11 @@ def train(
         fabric: A launched Fabric.
         reporter: Gets told.
         resume: Go on from the newest checkpoint in ``folder``.
+        packed: Batches for a GPU by epoch and step, kept for other runs that have the same; None: not kept.
         on_step: Called with the number of each step that is done.
         asked: Whether to stop, asked after every step; None: whether a signal came.
     """
-    loop = Loop(task, model, config, folder, fabric, reporter)
+    loop = Loop(task, model, config, folder, fabric, reporter, packed)
     loop.restore(resume)
     stopping = stop_signals() if asked is None else contextlib.nullcontext(asked)
     try:
@@ -127,7 +129,14 @@ class Loop:
     """The parts of one training run."""
 
     def __init__(
-        self, task: Task, model: nn.Module, config: TrainConfig, folder: Path, fabric: Fabric, reporter: Reporter
+        self,
+        task: Task,
+        model: nn.Module,
+        config: TrainConfig,
+        folder: Path,
+        fabric: Fabric,
+        reporter: Reporter,
+        packed: MutableMapping[tuple[int, int], Packed] | None = None,
     ) -> None:
         self.task, self.raw, self.config, self.folder = task, model, config, folder
         self.fabric, self.reporter = fabric, reporter
@@ -148,6 +157,7 @@ class Loop:
         self._best: dict[str, Tensor] = {}  # weights that are not on disk yet
         self._saved = time.monotonic()
         self._launched: list[tuple[int, int, int, Plan]] = []  # step, epoch, group of what was not waited for
+        self._packed = packed
         self._graphed: GraphedStep | None = None
         alone = fabric.device.type == "cuda" and fabric.world_size == 1 and config.accumulate == 1
         if alone and config.cuda_graphs and not config.compile:
@@ -280,10 +290,15 @@ class Loop:
         """As `_take_step`, for one process on a GPU and one batch a step, without waiting for what comes of it."""
         state = self.state
         waiting = time.perf_counter()
-        batch = self.task.train.batch(group[0], self._key(0))
+        place = state.epoch, state.group
+        packed = None if self._packed is None else self._packed.get(place)
+        if packed is None:
+            packed = pack(self.task.train.batch(group[0], self._key(0)), len(group[0]))
+            if self._packed is not None:
+                self._packed[place] = packed
         state.waited += time.perf_counter() - waiting
-        state.tokens += batch.tokens
-        graphed(batch, len(group[0]), self.config.lr * self._rate(state.step), self._step_seed())
+        state.tokens += packed.tokens
+        graphed(packed, self.config.lr * self._rate(state.step), self._step_seed())
         self._launched.append((state.step, state.epoch, state.group, group))
         if len(self._launched) >= MOST_LAUNCHED:
             self._collect()

@@ -1,6 +1,6 @@
 """What training and evaluation need to know of a task: its batches, its loss, its answers, its metrics."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -204,21 +204,21 @@ def answer_texts(
     """Probabilities [examples, classes], or ratings [examples], in the order of the examples."""
     source = TextBatches(examples, config.shape)
     plan = plan_batches(source.sizes, batch_size=_wide(config), max_tokens=config.train.max_tokens)
-    answers: Answers | None = None
+    outputs: list[Tensor] = []  # waited for once, at the end: a GPU has more to do meanwhile
     done = 0
-    for indices, batch in _mine(plan, source, worker):
-        output = _answer(model, batch, worker).float()
-        if not output.isfinite().all():
-            raise InputError(f"{stage}: the model answers NaN or Inf: its training diverged; a smaller --lr may help")
-        if not config.rating:
-            output = output.softmax(-1)
-        if answers is None:
-            answers = np.zeros((len(examples), *output.shape[1:]), np.float32)
-        answers[indices] = output.cpu().numpy()
+    mine = plan[worker.rank :: worker.world]
+    for indices in mine:
+        outputs.append(_answer(model, source.batch(indices, ()), worker).float())
         done += len(indices)
         progress(stage, done * worker.world, len(examples))
-    if answers is None:  # more processes than batches
-        answers = np.zeros((len(examples),) if config.rating else (len(examples), _classes(model)), np.float32)
+    if not outputs:  # more processes than batches
+        shape = (len(examples),) if config.rating else (len(examples), _classes(model))
+        return worker.add(np.zeros(shape, np.float32))
+    output = torch.cat(outputs)
+    if not output.isfinite().all():
+        raise InputError(f"{stage}: the model answers NaN or Inf: its training diverged; a smaller --lr may help")
+    answers = np.zeros((len(examples), *output.shape[1:]), np.float32)
+    answers[np.concatenate(mine)] = (output if config.rating else output.softmax(-1)).cpu().numpy()
     return worker.add(answers)
 
 
@@ -232,19 +232,17 @@ def _classes(model: nn.Module) -> int:
     return head.out_features
 
 
-def _mine(
-    plan: list[npt.NDArray[np.int64]], source: BatchSource, worker: Worker
-) -> Iterator[tuple[npt.NDArray[np.int64], Batch]]:
-    for indices in plan[worker.rank :: worker.world]:
-        yield indices, source.batch(indices, ())
-
-
 @torch.no_grad()
 def _answer(model: nn.Module, batch: Batch, worker: Worker) -> Tensor:
-    inputs = {name: tensor.to(worker.device) for name, tensor in batch.inputs.items()}
+    inputs = {name: _moved(tensor, worker) for name, tensor in batch.inputs.items()}
     with worker.autocast():
         answers: Tensor = model(**inputs)
     return answers
+
+
+def _moved(tensor: Tensor, worker: Worker) -> Tensor:
+    """On the device, without waiting for it."""
+    return tensor if worker.device.type == "cpu" else tensor.pin_memory().to(worker.device, non_blocking=True)
 
 
 @torch.no_grad()
@@ -269,33 +267,38 @@ def score_impressions(
     )
     lengths = titles.lengths[named]
     plan = plan_batches(lengths, batch_size=8 * config.train.batch_size, max_tokens=config.train.max_tokens)
-    vectors = np.zeros((len(titles), model.text.width), np.float32)
+    vectors = torch.zeros(len(titles), model.text.width, device=worker.device)
     done = 0
     for places in plan[worker.rank :: worker.world]:
         rows = named[places]
-        tokens = torch.from_numpy(titles.take(rows).padded(0).astype(np.int64)).to(worker.device)
+        tokens = _moved(torch.from_numpy(titles.take(rows).padded(0).astype(np.int64)), worker)
         with worker.autocast():
-            vectors[rows] = model.text(tokens).float().cpu().numpy()
+            vectors[_moved(torch.from_numpy(rows.astype(np.int64)), worker)] = model.text(tokens).float()
         done += len(rows)
         progress(f"{stage}: titles", done * worker.world, len(named))
-    news = torch.from_numpy(worker.add(vectors)).to(worker.device, model.text.embedding.weight.dtype)
+    if worker.world > 1:
+        vectors = torch.from_numpy(worker.add(vectors.cpu().numpy())).to(worker.device)
+    news = vectors.to(model.text.embedding.weight.dtype)
 
     lengths = impressions.candidates.lengths[impressions.members]
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     place = np.zeros(len(impressions.names), np.int64)
     place[impressions.members] = np.arange(len(impressions))
-    scores = np.zeros(offsets[-1], np.float32)
+    outputs: list[tuple[npt.NDArray[np.int64], Tensor]] = []
     done = 0
     for number, (chosen, history, candidates) in enumerate(impression_batches(impressions, _wide(config))):
         done += len(chosen)
         if number % worker.world != worker.rank:
             continue
-        inputs = (torch.from_numpy(array.astype(np.int64)).to(worker.device) for array in (history, candidates))
+        inputs = (_moved(torch.from_numpy(array.astype(np.int64)), worker) for array in (history, candidates))
         with worker.autocast():
-            batch = model.score(news, *inputs).float().cpu().numpy()
+            outputs.append((place[chosen], model.score(news, *inputs).float()))
+        progress(stage, done, len(impressions))
+    scores = np.zeros(offsets[-1], np.float32)
+    for members, output in outputs:
+        batch = output.cpu().numpy()
         if np.isnan(batch).any():
             raise InputError(f"{stage}: the model answers NaN: its training diverged; a smaller --lr may help")
-        for row, impression in zip(batch, place[chosen], strict=True):
+        for row, impression in zip(batch, members, strict=True):
             scores[offsets[impression] : offsets[impression + 1]] = row[: lengths[impression]]
-        progress(stage, done, len(impressions))
     return worker.add(scores), offsets
