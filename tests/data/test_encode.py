@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from datransformer.data.config import DataConfig
-from datransformer.data.encode import CUTS, Examples, Labels, encode_rows
+from datransformer.data.encode import CUTS, Examples, Labels, encode_rows, save_examples
 from datransformer.data.errors import BadRows, InputError
 from datransformer.data.store import Ragged, StoreWriter, atomic_path, open_store, spans
 from datransformer.data.tokenizer import SEPARATOR, UNKNOWN, WordTokenizer
@@ -97,9 +97,8 @@ def rows(texts: list[str], labels: list[str] | None = None, first: int = 1) -> p
 
 
 def encode(path: Path, batches: list[pa.RecordBatch], labels: Labels | None, bad_rows: BadRows) -> Examples:
-    encode_rows(
+    encoded = encode_rows(
         batches,
-        path,
         source="x.csv",
         shape="sentence",
         tokenizer=TOKENIZER,
@@ -107,6 +106,7 @@ def encode(path: Path, batches: list[pa.RecordBatch], labels: Labels | None, bad
         config=DataConfig(max_length=3),
         bad_rows=bad_rows,
     )
+    save_examples(encoded, path)
     return Examples.open(path)
 
 

@@ -12,6 +12,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.tokenizer import FileTokenizer
 from datransformer.explore import explain
 from datransformer.explore.explain import explain_text, unpack
+from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.nn.mixers import MIXERS
 from datransformer.train.predict import answer_rows, rows_of_texts
 from datransformer.train.run import Run
@@ -90,7 +91,8 @@ def test_a_rating_has_no_probabilities(make_run: Any) -> None:
     run = make_run(head="rating")
     answered = answer_rows(run, rows_of_texts([TEXT]), labelled=False)
     answer = explain_text(run, TEXT)["answer"]
-    assert answer == {"prediction": pytest.approx(float(answered.answers[0]), rel=1e-3), "probabilities": []}
+    assert answer["prediction"] == pytest.approx(float(answered.answers[0]), abs=1e-6)
+    assert answer["probabilities"] == []
 
 
 def test_a_foreign_tokenizer_shows_its_own_pieces(make_run: Any) -> None:
@@ -145,6 +147,7 @@ def test_a_long_text_is_answered_whole_and_shown_in_part(make_run: Any) -> None:
     result = explain_text(run, text)
     (sequence,) = result["sequences"]
     assert len(sequence["items"]) == explain.SHOWN
+    assert (result["cut"], result["answer"]["truncated"]) == (True, False)
     assert result["notes"] == [
         "The text has 5,000 words: attention is shown for the first 512, read as a text of their own. "
         "The answer is for all of them."
@@ -154,10 +157,33 @@ def test_a_long_text_is_answered_whole_and_shown_in_part(make_run: Any) -> None:
     np.testing.assert_allclose(shares, answered.answers[0], rtol=1e-3)
 
 
+def test_what_the_run_does_not_read_is_said(make_run: Any) -> None:
+    result = explain_text(make_run(), "good " * 6001)
+    assert result["answer"]["truncated"]
+    assert result["notes"][0].startswith("The run does not read this text to its end")
+
+
+def test_a_caller_chooses_what_is_kept_and_of_how_many_sentences(make_run: Any) -> None:
+    def describe(module: Any, weights: torch.Tensor) -> list[dict[str, Any]]:
+        return [{"sum": head.sum().item()} for head in weights]
+
+    run = make_run("document", layers=2)
+    result = explain_text(run, "a film. a long film. a bad film.", describe=describe, parts=1)
+    whole, words = result["sequences"]
+    assert [head["sum"] for layer in whole["layers"] for head in layer] == pytest.approx([3.0] * 6, rel=1e-5)
+    assert [head["sum"] for layer in words["layers"] for head in layer] == pytest.approx([3.0] * 6, rel=1e-5)
+    assert result["notes"] == ["The words of the first 1 of 3 are shown."]
+    names = [layer["name"] for level in ("text", "document") for layer in result["levels"][level]]
+    assert all(isinstance(run.model.get_submodule(name), DistanceAwareAttention) for name in names)
+    assert len(set(names)) == 4
+
+
 def test_what_is_shown_of_a_document_is_bounded(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explain, "BUDGET", 2 * 3 * (3**2 + 4**2))
-    whole, *sentences = explain_text(make_run("document", layers=2), "a film. a long film. a bad film.")["sequences"]
-    assert (len(whole["items"]), len(sentences)) == (3, 2)
+    for budget, shown in ((2 * 3 * (3**2 + 4**2), 2), (1, 1)):
+        monkeypatch.setattr(explain, "BUDGET", budget)
+        result = explain_text(make_run("document", layers=2), "a film. a long film. a bad film.")
+        whole, *sentences = result["sequences"]
+        assert (len(whole["items"]), len(sentences)) == (3, shown)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_the_folder_says_what_the_classes_are_and_holds_no_pickle(runs: "Runs", 
     assert config["model_type"] == "datransformer"
     assert config["architectures"] == ["DATransformerForSequenceClassification"]
     assert sorted(path.name for path in (tmp_path / "hf").iterdir()) == [
+        "README.md",
         "config.json",
         "model.safetensors",
         "tokenizer.json",

@@ -95,3 +95,61 @@ def test_the_end_of_a_text_ends_it(small: Small) -> None:
     generated = model.generate(torch.randint(3, V, (1, N)), max_new_tokens=5, do_sample=False)
     assert generated.shape == (1, N + 1)
     assert generated[0, -1] == 2
+
+
+# What transformers' GenerationTesterMixin holds of a model that generates; its released files do not have that class.
+GREEDY: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+EVERYTHING: dict[str, Any] = {
+    "return_dict_in_generate": True,
+    "output_scores": True,
+    "output_logits": True,
+    "output_attentions": True,
+    "output_hidden_states": True,
+}
+
+
+def test_generate_hands_out_scores_weights_and_states(small: Small) -> None:
+    model = DATransformerForCausalLM(small()).eval()
+    tokens = torch.randint(3, V, (B, N))
+    for beams in (1, 2):
+        found = model.generate(tokens, num_beams=beams, **GREEDY, **EVERYTHING)
+        rows, heads, width = B * beams, model.config.num_attention_heads, model.config.hidden_size
+        assert [step.shape for step in found.scores] == [(rows, V)] * 4
+        assert [step.shape for step in found.logits] == [(rows, V)] * 4
+        for step, (weights, states) in enumerate(zip(found.attentions, found.hidden_states, strict=True)):
+            queries = N if step == 0 else 1
+            assert [layer.shape for layer in weights] == [(rows, heads, queries, N + step)] * 2
+            assert [layer.shape for layer in states] == [(rows, queries, width)] * 3
+        assert found.past_key_values.get_seq_length() == N + 3
+
+
+def test_word_vectors_in_place_of_ids_generate_the_same(model: DATransformerForCausalLM) -> None:
+    tokens = torch.randint(3, V, (B, N))
+    vectors = model.get_input_embeddings()(tokens)
+    expected = model.generate(tokens, **GREEDY)
+    assert torch.equal(model.generate(inputs_embeds=vectors, **GREEDY), expected[:, N:])
+    assert torch.equal(model.generate(tokens, inputs_embeds=vectors, use_cache=False, **GREEDY), expected)
+
+
+def test_generation_goes_on_from_a_cache(model: DATransformerForCausalLM) -> None:
+    tokens = torch.randint(3, V, (B, N))
+    expected = model.generate(tokens, **{**GREEDY, "max_new_tokens": 7, "min_new_tokens": 7})
+    first = model.generate(tokens, return_dict_in_generate=True, **{**GREEDY, "max_new_tokens": 3, "min_new_tokens": 3})
+    assert torch.equal(model.generate(first.sequences, past_key_values=first.past_key_values, **GREEDY), expected)
+
+
+@pytest.mark.parametrize("way", ["assistant", "prompt lookup"])
+def test_a_guessed_continuation_changes_nothing(model: DATransformerForCausalLM, small: Small, way: str) -> None:
+    tokens = torch.randint(3, V, (1, N))
+    options: dict[str, Any] = {"prompt_lookup_num_tokens": 2}
+    if way == "assistant":
+        options = {"assistant_model": DATransformerForCausalLM(small(num_hidden_layers=1)).eval()}
+    assert torch.equal(model.generate(tokens, **options, **GREEDY), model.generate(tokens, **GREEDY))
+
+
+@torch.no_grad()
+def test_only_the_logits_that_are_asked_for(model: DATransformerForCausalLM) -> None:
+    tokens = torch.randint(3, V, (B, N))
+    whole = model(tokens).logits
+    torch.testing.assert_close(model(tokens, logits_to_keep=3).logits, whole[:, -3:])
+    torch.testing.assert_close(model(tokens, logits_to_keep=torch.tensor([1, 4])).logits, whole[:, [1, 4]])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,16 @@ import httpx
 import numpy as np
 import pytest
 
+from datransformer.data.config import DataConfig
 from datransformer.data.errors import InputError
 from datransformer.experiments.heads import measure_heads
+from datransformer.explore.explain import SHOWN
 from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.serve import app as app_module
 from datransformer.serve.explain import SEQUENCES, TOKENS, explain
 from datransformer.serve.guard import is_loopback
 from datransformer.serve.limits import Limits
-from datransformer.train.predict import answer_rows, predictions, rows_of_texts
+from datransformer.train.predict import answer_each, answer_rows, predictions, rows_of_texts
 from datransformer.train.run import Run, load_run
 
 Serve = Any
@@ -205,7 +208,7 @@ class Slow:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.free = threading.Event()
-        monkeypatch.setattr(app_module, "answer_rows", self)
+        monkeypatch.setattr(app_module, "answer_each", self)
 
     def __call__(self, run: Run, rows: Any, worker: Any) -> list[dict[str, Any]]:
         assert self.free.wait(20)
@@ -402,6 +405,18 @@ def test_explain_is_cut_to_a_size_to_look_at(sentence_run: Run, run_folder: Call
     assert len(found["modules"][1]["sequences"][0]) == 20
 
 
+def test_explain_reads_no_more_than_the_explorer_shows(sentence_run: Run) -> None:
+    run = replace(sentence_run, config=replace(sentence_run.config, data=DataConfig(max_length=5000)))
+    short, long = explain(run, "good " * SHOWN), explain(run, "good " * 5000)
+    assert long["cut"]
+    assert long["modules"] == short["modules"]
+    assert long["probabilities"] == answer_each(run, [("good " * 5000,)])[0]["probabilities"]
+
+
+def test_unknown_words_are_as_they_were_written(sentence_run: Run) -> None:
+    assert explain(sentence_run, "a zzz film")["modules"][0]["sequences"] == [["a", "zzz", "film"]]
+
+
 def test_explain_leaves_no_hooks(sentence_run: Run) -> None:
     explain(sentence_run, "a good film")
     assert not any(module._forward_pre_hooks for module in sentence_run.model.modules())
@@ -409,8 +424,6 @@ def test_explain_leaves_no_hooks(sentence_run: Run) -> None:
 
 
 def test_a_recommender_is_refused(sentence_run: Run) -> None:
-    from dataclasses import replace
-
     run = replace(sentence_run, config=replace(sentence_run.config, task="recommend"))
     with pytest.raises(InputError, match="expected another task"):
         app_module.create_app(run)

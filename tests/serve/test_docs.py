@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from datransformer import cli
 from datransformer.experiments.bench_serve import started
+from datransformer.explore.explain import SHOWN
 from datransformer.serve.app import PROBLEMS
 from datransformer.serve.explain import SEQUENCES, TOKENS
 
@@ -40,6 +41,7 @@ def test_options_statuses_and_numbers_are_the_real_ones() -> None:
     assert listed == set(PROBLEMS)
     assert f"first {TOKENS} tokens" in PAGE
     assert f"first {SEQUENCES} sentences" in PAGE
+    assert f"first {SHOWN} tokens" in PAGE
 
 
 def test_the_measured_numbers_are_those_of_the_result_file() -> None:

@@ -1,6 +1,6 @@
 """Rows of text to examples: token ids cut to size, in parts, with a label."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class Examples:
 
     @classmethod
     def open(cls, path: Path) -> "Examples":
-        """Map the examples that `encode_rows` wrote."""
+        """Map the examples that `save_examples` wrote."""
         columns, _ = open_store(path)
         tokens, parts, rows = columns["tokens"], columns["parts"], columns["rows"]
         labels = columns.get("labels")
@@ -181,25 +181,11 @@ def _truncate(text: Encoded, limit: int) -> tuple[Ragged, npt.NDArray[np.bool_]]
     return Ragged.from_lengths(values, lengths), whole.lengths > limit
 
 
-def encode_columns(
-    columns: Sequence[Sequence[str]], *, shape: str, tokenizer: TextTokenizer, config: DataConfig
-) -> tuple[Examples, Array]:
-    """Encode texts in memory, without labels, and say which of them lost their end.
-
-    Args:
-        columns: The texts, and for the pair shapes the second text of each. None of them is empty.
-        shape: A key of `CUTS`.
-        tokenizer: Cuts and numbers the words.
-        config: The limits.
-    """
-    encoded = [tokenizer.encode(pa.array(column, pa.string())) for column in columns]
-    tokens, parts, cut = CUTS[shape](encoded, config, tokenizer)
-    return Examples(tokens, parts, None, np.arange(1, len(tokens) + 1)), cut
+Batch = tuple[Examples, Array]  # and which of them lost their end
 
 
 def encode_rows(
     batches: Iterable[pa.RecordBatch],
-    path: Path,
     *,
     source: str,
     shape: str,
@@ -207,12 +193,11 @@ def encode_rows(
     labels: Labels | None,
     config: DataConfig,
     bad_rows: BadRows,
-) -> int:
-    """Encode rows as `read_rows` gives them into a file that `Examples.open` maps; returns how many there are.
+) -> Iterator[Batch]:
+    """Encode rows as `read_rows` gives them, a batch at a time.
 
     Args:
         batches: Columns ``row``, ``text``, ``text_pair`` for the pair shapes, and ``label`` if ``labels`` is given.
-        path: The file to write.
         source: The name of the rows' file, for messages.
         shape: A key of `CUTS`.
         tokenizer: Cuts and numbers the words.
@@ -220,25 +205,29 @@ def encode_rows(
         config: The limits.
         bad_rows: Gets labels that are not known, and counts what is cut off.
     """
-    count = 0
+    for batch in batches:
+        numbers = None
+        if labels is not None:
+            numbers, unknown = labels.encode(batch["label"])
+            for index in np.flatnonzero(unknown):
+                problem = f"label {batch['label'][index].as_py()!r}"
+                bad_rows.meet(source, batch["row"][index].as_py(), config.label_column, problem, labels.expected)
+            if unknown.any():
+                batch, numbers = batch.filter(pa.array(~unknown)), numbers[~unknown]
+        names = ["text", "text_pair"] if "text_pair" in batch.schema.names else ["text"]
+        tokens, parts, cut = CUTS[shape]([tokenizer.encode(batch[name]) for name in names], config, tokenizer)
+        if cut.any():
+            first = batch["row"][int(cut.argmax())].as_py()
+            bad_rows.count("text too long, its end was cut off", f"{source}, row {first}", int(cut.sum()))
+        yield Examples(tokens, parts, numbers, batch["row"].to_numpy()), cut
+
+
+def save_examples(batches: Iterable[Batch], path: Path) -> Array:
+    """Write what `encode_rows` gives into a file that `Examples.open` maps; which of the examples lost their end."""
+    cuts = [np.zeros(0, bool)]
     with StoreWriter(path) as store:
-        for batch in batches:
-            numbers = None
-            if labels is not None:
-                numbers, unknown = labels.encode(batch["label"])
-                for index in np.flatnonzero(unknown):
-                    problem = f"label {batch['label'][index].as_py()!r}"
-                    bad_rows.meet(source, batch["row"][index].as_py(), config.label_column, problem, labels.expected)
-                if unknown.any():
-                    batch, numbers = batch.filter(pa.array(~unknown)), numbers[~unknown]
-            names = ["text", "text_pair"] if "text_pair" in batch.schema.names else ["text"]
-            tokens, parts, cut = CUTS[shape]([tokenizer.encode(batch[name]) for name in names], config, tokenizer)
-            if cut.any():
-                first = batch["row"][int(cut.argmax())].as_py()
-                bad_rows.count("text too long, its end was cut off", f"{source}, row {first}", int(cut.sum()))
-            columns: dict[str, Array | Ragged] = {"tokens": tokens, "parts": parts, "rows": batch["row"].to_numpy()}
-            if numbers is not None:
-                columns["labels"] = numbers
-            store.add(**columns)
-            count += batch.num_rows
-    return count
+        for examples, cut in batches:
+            labels = {} if examples.labels is None else {"labels": examples.labels}
+            store.add(tokens=examples.tokens, parts=examples.parts, rows=examples.rows, **labels)
+            cuts.append(cut)
+    return np.concatenate(cuts)

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from datransformer.data.config import DataConfig
 from datransformer.data.datasets import Source
-from datransformer.data.encode import Examples, Labels, encode_rows
+from datransformer.data.encode import Examples, Labels, encode_rows, save_examples
 from datransformer.data.errors import BadRows, InputError
 from datransformer.data.probe import Probe
 from datransformer.data.readers import check_file, guess_format, read_rows
-from datransformer.data.store import write_text
+from datransformer.data.store import Array, write_text
 from datransformer.data.tokenizer import TextTokenizer, WordTokenizer, count_words, load_tokenizer
 
 try:
@@ -49,11 +49,13 @@ class Rows:
         name: What to call them in messages.
         identity: Changes when the content does.
         read: Starts reading; batches as `read_rows` gives them.
+        small: Whether they are one batch, which needs no disk to be encoded.
     """
 
     name: str
     identity: str
     read: Callable[[BadRows], Iterator[pa.RecordBatch]]
+    small: bool = False
 
 
 def file_rows(source: Source, progress: Progress = no_progress) -> Rows:
@@ -155,13 +157,15 @@ def encode_texts(
     config: DataConfig,
     folder: Path,
     progress: Progress = no_progress,
-) -> tuple[Examples, list[str]]:
-    """Encode rows with a tokenizer and labels that are already there; what there is to say about them."""
+) -> tuple[Examples, Array, list[str]]:
+    """Encode rows with a tokenizer and labels that are already there.
+
+    Returns:
+        The examples, in ``folder`` unless they are few; which of them lost their end; what there is to say about them.
+    """
     bad_rows = BadRows(skip=config.bad_rows == "skip")
-    path = folder / "rows.arrow"
-    count = encode_rows(
+    batches = encode_rows(
         _watched(rows.read(bad_rows), "encoding", None, progress),
-        path,
         source=rows.name,
         shape=shape,
         tokenizer=tokenizer,
@@ -169,9 +173,14 @@ def encode_texts(
         config=config,
         bad_rows=bad_rows,
     )
-    if not count:
+    examples = None
+    if rows.small:
+        examples, cut = next(batches)
+    else:
+        cut = save_examples(batches, folder / "rows.arrow")
+    if not len(cut):
         raise InputError(f"{rows.name}: no row can be used ({'; '.join(bad_rows.lines())})")
-    return Examples.open(path), bad_rows.lines()
+    return examples or Examples.open(folder / "rows.arrow"), cut, bad_rows.lines()
 
 
 def _build(
@@ -206,9 +215,8 @@ def _build(
     for number, name in enumerate(names):
         own = name in parsed
         rows = _batches(parsed[name]) if own and number else _members(parsed["train"], members, number)
-        count = encode_rows(
+        batches = encode_rows(
             _watched(rows, f"encoding {name}", None if own and number else int((members == number).sum()), progress),
-            folder / f"{name}.arrow",
             source=getattr(splits, name).name if own else splits.train.name,
             shape=shape,
             tokenizer=tokenizer,
@@ -216,7 +224,7 @@ def _build(
             config=config,
             bad_rows=bad_rows,
         )
-        if not count:
+        if not len(save_examples(batches, folder / f"{name}.arrow")):
             raise InputError(
                 f"{(getattr(splits, name) or splits.train).name}: no row can be used ({'; '.join(bad_rows.lines())})"
             )

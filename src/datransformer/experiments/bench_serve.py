@@ -125,9 +125,9 @@ def write_result(out: Path, result: Mapping[str, Any]) -> None:
         raise InputError(f"--out {out}: cannot be written ({error.strerror})") from error
 
 
-def train_probe(folder: Path, model: Mapping[str, Any]) -> Path:
+def train_probe(folder: Path, model: Mapping[str, Any], **data: Any) -> Path:
     """A run on the probe that has learned a little, so that its answers differ from text to text."""
-    values = {"files": {"dataset": "probe"}, "model": dict(model), "train": {"steps": 20}}
+    values = {"files": {"dataset": "probe"}, "model": dict(model), "data": data, "train": {"steps": 20}}
     config = from_dict(RunConfig, values, "bench")
     fit(config, folder / "run", cache=folder / "cache", device="cpu")
     return folder / "run"

@@ -388,7 +388,8 @@ function arrange() {
 
 function answer(result) {
   const { prediction, probabilities } = result.answer;
-  const parts = [make("p", {}, "Answer: ", make("strong", { text: prediction, className: "prediction" }))];
+  const said = typeof prediction === "number" ? Number(prediction.toPrecision(4)) : prediction;
+  const parts = [make("p", {}, "Answer: ", make("strong", { text: said, className: "prediction" }))];
   if (probabilities.length) {
     const list = make("dl", { className: "answer" });
     for (const { label, probability, score } of probabilities) {

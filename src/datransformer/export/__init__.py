@@ -5,17 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from datransformer.data.errors import InputError
+from datransformer.export.hf import export_hf
 from datransformer.export.onnx import export_onnx
 from datransformer.export.torch_export import export_torch
-
-
-def export_hf(run_folder: Path, out: Path) -> str:
-    """A folder that Hugging Face's transformers load."""
-    from datransformer.hf.convert import export_hf as convert  # transformers is an extra, and slow to import
-
-    convert(run_folder, out)
-    return "a folder for transformers; where it is loaded, import datransformer.hf first"
-
 
 # Writes a run into a folder that is not there yet, and says in a line what it did.
 TARGETS: dict[str, Callable[[Path, Path], str]] = {

@@ -11,6 +11,7 @@ from datransformer.data.batches import COLLATES, as_ids
 from datransformer.data.encode import CUTS
 from datransformer.data.store import Array, Ragged
 from datransformer.data.tokenizer import SPECIAL
+from datransformer.train.predict import is_plain
 from datransformer.train.run import Run
 
 Inputs = dict[str, Tensor]
@@ -37,9 +38,7 @@ SHAPES = (Shape(2, 7, 3), Shape(1, 1, 1), Shape(1, 19, 5), Shape(5, 1, 2), Shape
 
 def sample_texts(run: Run, shape: Shape) -> Inputs:
     """A batch as the run's model takes it."""
-    words = shape.length * shape.parts if run.config.shape == "document" else shape.length
-    sides = 2 if run.config.task == "pair" else 1
-    texts = [run.tokenizer.encode(_texts(run, shape.batch, words, seed)) for seed in range(sides)]
+    texts = [run.tokenizer.encode(pa.array(side)) for side in draw_texts(run, shape)]
     limits = replace(
         run.config.data, max_length=shape.length, max_sentence_length=shape.length, max_sentences=shape.parts
     )
@@ -47,10 +46,16 @@ def sample_texts(run: Run, shape: Shape) -> Inputs:
     return {name: as_ids(array) for name, array in COLLATES[run.config.shape](tokens, parts).items()}
 
 
+def draw_texts(run: Run, shape: Shape) -> list[list[str]]:
+    """The texts of a batch, and for pairs the second text of each."""
+    words = shape.length * shape.parts if run.config.shape == "document" else shape.length
+    return [_texts(run, shape.batch, words, seed) for seed in range(2 if run.config.task == "pair" else 1)]
+
+
 def sample_titles(run: Run, shape: Shape) -> Inputs:
     """Titles as a recommender takes them; with several, the last is empty, as that of news without an entry."""
     count = shape.batch * shape.parts
-    encoded = run.tokenizer.encode(_texts(run, count, shape.length, seed=0))
+    encoded = run.tokenizer.encode(pa.array(_texts(run, count, shape.length, seed=0)))
     tokens = as_ids(Ragged.from_lengths(encoded.ids, encoded.lengths).padded(0)[:, : shape.length])
     if count > 1:
         tokens[-1] = 0
@@ -67,12 +72,12 @@ def sample_clicks(shape: Shape, news: int) -> Inputs:
     return {"history": torch.from_numpy(history), "candidates": torch.from_numpy(candidates)}
 
 
-def _texts(run: Run, count: int, words: int, seed: int) -> pa.Array:
+def _texts(run: Run, count: int, words: int, seed: int) -> list[str]:
     """Texts of words drawn from the vocabulary."""
     random = np.random.default_rng((seed, count, words))
-    known = [word for word in run.tokenizer.words[len(SPECIAL) :] if word] or ["unknown"]
+    known = [word for word in run.tokenizer.words[len(SPECIAL) :] if word.strip() and is_plain(word)] or ["unknown"]
     places = (random.integers(0, len(known), length) for length in _lengths(words, count))
-    return pa.array([" ".join(known[place] for place in row) for row in places])
+    return [" ".join(known[place] for place in row) for row in places]
 
 
 def _lengths(longest: int, count: int) -> Array:

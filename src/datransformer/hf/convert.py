@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from datransformer.data.errors import InputError
+from datransformer.hf.card import model_card
 from datransformer.hf.configuration import DATransformerConfig
 from datransformer.hf.modeling import DATransformerForSequenceClassification
 from datransformer.hf.tokenizer import convert_tokenizer
@@ -15,7 +16,9 @@ from datransformer.train.run import TOKENIZER, Run, load_run
 
 
 def export_hf(run_folder: Path, out: Path) -> None:
-    """Write the run's model and tokenizer as `DATransformerForSequenceClassification` and a fast tokenizer.
+    """Write the run's model as `DATransformerForSequenceClassification`, with a fast tokenizer and a model card.
+
+    `datransformer.export.export_run` does this and also holds the folder against the run.
 
     Args:
         run_folder: A run directory of the task ``sentence``, or ``pair`` in its joint form.
@@ -45,6 +48,7 @@ def export_hf(run_folder: Path, out: Path) -> None:
     try:
         model.save_pretrained(out)
         tokenizer.save_pretrained(out)
+        (out / "README.md").write_text(model_card(run), encoding="utf-8")
     except OSError as error:
         raise InputError(f"{out}: cannot be written ({error.strerror or error})") from error
 

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import (
     MaskedLMOutput,
     SequenceClassifierOutput,
 )
-from transformers.utils import can_return_tuple
+from transformers.utils import ModelOutput, can_return_tuple
 
 from datransformer.hf.configuration import DATransformerConfig
 from datransformer.hf.masking import split_mask
@@ -194,19 +194,26 @@ class DATransformerModel(DATransformerPreTrainedModel):
         return positions
 
 
-class DATransformerForSequenceClassification(DATransformerPreTrainedModel):
-    """Encoder, pooling, classes; or a number with ``num_labels=1``.
+class _WithHead(DATransformerPreTrainedModel):
+    """An encoder and a head: encode, score, and hold the scores against labels."""
 
-    Args:
-        config: The parts.
-    """
+    output_class: type[ModelOutput]
 
-    def __init__(self, config: DATransformerConfig) -> None:
-        super().__init__(config)
-        self.model = DATransformerModel(config)
-        self.pooling = POOLINGS[config.pooling](config.hidden_size)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
+    def _score(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """The head, on token vectors [batch, length, hidden_size]."""
+        raise NotImplementedError
+
+    def _loss(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+        raise NotImplementedError
+
+    def _answer(
+        self, labels: Tensor | None, loss_options: dict[str, Any], kept: slice | Tensor = slice(None), **inputs: Any
+    ) -> ModelOutput:
+        """Encode ``inputs``, and score those of the tokens that are ``kept``."""
+        outputs = dict(self.model(**inputs))
+        logits = self._score(outputs.pop("last_hidden_state")[:, kept], inputs["attention_mask"])
+        loss = None if labels is None else self._loss(logits, labels, **loss_options)
+        return self.output_class(loss=loss, logits=logits, **outputs)
 
     @can_return_tuple
     def forward(
@@ -218,27 +225,70 @@ class DATransformerForSequenceClassification(DATransformerPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         **kwargs: Any,
-    ) -> SequenceClassifierOutput:
-        """As `DATransformerModel`, and ``labels`` [batch] to get a loss; ``kwargs`` go to the loss."""
-        outputs = self.model(
-            input_ids,
-            attention_mask,
+    ) -> ModelOutput:
+        """As `DATransformerModel`, and ``labels`` to get a loss; ``kwargs`` go to the loss.
+
+        Labels are [batch] of a classifier, [batch, length] of a language model, where −100 = none.
+        """
+        return self._answer(
+            labels,
+            kwargs,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
             inputs_embeds=inputs_embeds,
             use_cache=False,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
         )
+
+
+class DATransformerForSequenceClassification(_WithHead):
+    """Encoder, pooling, classes; or a number with ``num_labels=1``.
+
+    Args:
+        config: The parts.
+    """
+
+    output_class = SequenceClassifierOutput
+
+    def __init__(self, config: DATransformerConfig) -> None:
+        super().__init__(config)
+        self.model = DATransformerModel(config)
+        self.pooling = POOLINGS[config.pooling](config.hidden_size)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+
+    def _score(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
         key_padding_mask, _ = split_mask(attention_mask)
-        logits = self.classifier(self.pooling(outputs.last_hidden_state, key_padding_mask))  # [B, C]
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
-        return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+        logits: Tensor = self.classifier(self.pooling(hidden, key_padding_mask))
+        return logits  # [B, C]
+
+    def _loss(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+        loss: Tensor = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **options)
+        return loss
 
 
-class DATransformerForMaskedLM(DATransformerPreTrainedModel):
+class _LanguageModel(_WithHead):
+    """Encoder and, for each token, a score of every word."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: DATransformerConfig) -> None:
+        super().__init__(config)
+        self.model = DATransformerModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def _score(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+        logits: Tensor = self.lm_head(hidden)
+        return logits  # [B, N, V]
+
+    def _loss(self, logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+        loss: Tensor = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **options)
+        return loss
+
+
+class DATransformerForMaskedLM(_LanguageModel):
     """Encoder and, for each token, a score of every word.
 
     Distances have no direction: with ``attention="distance_aware"`` the words left and right of a gap can change
@@ -248,59 +298,22 @@ class DATransformerForMaskedLM(DATransformerPreTrainedModel):
         config: The parts.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config: DATransformerConfig) -> None:
-        super().__init__(config)
-        self.model = DATransformerModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        **kwargs: Any,
-    ) -> MaskedLMOutput:
-        """As `DATransformerModel`, and ``labels`` [batch, length], −100 = none, to get a loss."""
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            inputs_embeds=inputs_embeds,
-            use_cache=False,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-        )
-        logits = self.lm_head(outputs.last_hidden_state)  # [B, N, V]
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return MaskedLMOutput(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
-        )
+    output_class = MaskedLMOutput
 
 
-class DATransformerForCausalLM(DATransformerPreTrainedModel, GenerationMixin):
+class DATransformerForCausalLM(_LanguageModel, GenerationMixin):
     """Encoder that sees no later token and, for each token, a score of every word to come next.
 
     Args:
         config: The parts; ``is_causal`` becomes True in the model's own copy.
     """
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    output_class = CausalLMOutputWithPast
 
     def __init__(self, config: DATransformerConfig) -> None:
         config = copy.deepcopy(config)
         config.is_causal = True
         super().__init__(config)
-        self.model = DATransformerModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
-        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -315,29 +328,20 @@ class DATransformerForCausalLM(DATransformerPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> ModelOutput:
         """As `DATransformerModel`, and ``labels`` [batch, length], −100 = none, to get a loss.
 
         ``logits_to_keep`` asks for the scores of that many tokens at the end, or of the tokens that it names; 0: all.
         """
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            past_key_values,
-            inputs_embeds,
-            use_cache,
-            output_attentions,
-            output_hidden_states,
-        )
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(outputs.last_hidden_state[:, kept])  # [B, N, V]
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+        return self._answer(
+            labels,
+            kwargs,
+            kept=slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
         )

@@ -14,7 +14,6 @@ from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from datransformer.data.errors import InputError
-from datransformer.serve.answers import answer_rows
 from datransformer.serve.batching import AnswerError, Batcher, QueueFullError
 from datransformer.serve.explain import explain
 from datransformer.serve.guard import Guard, busy, refuse
@@ -32,6 +31,7 @@ from datransformer.serve.schemas import (
     Row,
     read_rows,
 )
+from datransformer.train.predict import answer_each
 from datransformer.train.progress import printable
 from datransformer.train.run import Run
 from datransformer.train.tasks import ALONE, Worker
@@ -70,7 +70,7 @@ def create_app(run: Run, limits: Limits | None = None, *, key: str | None = None
     run.model.to(worker.device)
 
     def predict_rows(rows: list[Row]) -> list[dict[str, Any]]:
-        return answer_rows(run, rows, worker)
+        return answer_each(run, rows, worker)
 
     def explain_rows(rows: list[Row]) -> list[bytes]:
         return [json.dumps(explain(run, *row, worker=worker), allow_nan=False).encode() for row in rows]
@@ -113,8 +113,9 @@ def create_app(run: Run, limits: Limits | None = None, *, key: str | None = None
     async def explain_text(request: ExplainRequest) -> Response:
         """The answer to one text with w, v and the attention weights of every head.
 
-        Weights are those of the whole text; given are those among the first 48 tokens of a sequence, and of a document
-        those of its first 8 sentences. Where that leaves something out, cut is true.
+        Weights are those of the whole text, or of its first 512 tokens read as a text of their own where it has more;
+        given are those among the first 48 tokens of a sequence, and of a document those of its first 8 sentences.
+        Where that leaves something out, cut is true.
         """
         (answer,) = await ask(explainer, request)
         return Response(answer, media_type="application/json")

@@ -1,15 +1,11 @@
-"""Where a trained model looked: w, v and the attention weights of every head for one text."""
+"""`explain_text` for programs: plain lists of weights, of a size to look at."""
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from datransformer.data.batches import TextBatches
-from datransformer.data.encode import encode_columns
-from datransformer.experiments.heads import watched
-from datransformer.nn.distance_aware import DistanceAwareAttention
-from datransformer.serve.answers import answer_rows
+from datransformer.explore.explain import explain_text
+from datransformer.nn.multihead import MultiheadAttention
 from datransformer.train.run import Run
 from datransformer.train.tasks import ALONE, Worker
 
@@ -18,13 +14,12 @@ SEQUENCES = 8  # of a module that are shown, if they are sentences of a document
 DIGITS = 5
 
 
-@torch.no_grad()
 def explain(run: Run, text: str, pair: str | None = None, *, worker: Worker = ALONE) -> dict[str, Any]:
     """The answer to a text, and for every attention module and head w, v, near or far, and its attention weights.
 
-    Weights are those of the whole text; given are those among the first `TOKENS` tokens of the first `SEQUENCES`
-    sequences, so that a row adds up to 1 unless something is cut. At the sentence level of a document a token is the
-    number of a sentence.
+    Weights are those of the whole text, as far as `explain_text` reads it; given are those among the first `TOKENS`
+    tokens of the first `SEQUENCES` sequences, so that a row adds up to 1 unless something is cut. At the sentence
+    level of a document a token is the number of a sentence.
 
     Args:
         run: The trained run, of any task but recommend.
@@ -32,47 +27,40 @@ def explain(run: Run, text: str, pair: str | None = None, *, worker: Worker = AL
         pair: Its second text, for a run of the task pair.
         worker: Where the model is.
     """
-    row = (text,) if pair is None else (text, pair)
-    columns = [[part] for part in row]
-    examples, _ = encode_columns(columns, shape=run.config.shape, tokenizer=run.tokenizer, config=run.config.data)
-    inputs = TextBatches(examples, run.config.shape).batch(examples.rows - 1, ()).inputs
-    inputs = {name: tensor.to(worker.device) for name, tensor in inputs.items()}
-    weights: dict[str, list[Tensor]] = {}
-
-    def see(name: str, seen: Tensor, padding: Tensor | None) -> None:
-        weights.setdefault(name, []).extend(seen[:SEQUENCES])
-
-    words = [tensor for name, tensor in inputs.items() if name != "sentences"]
-    with watched(run.model, see):
-        for tokens in words:  # one by one: the whole model takes the sentences of a document in another order
-            run.model.get_submodule("text")(tokens)
-    spelled = [[run.tokenizer.words[token] for token in row if token] for part in words for row in part.tolist()]
-    sequences = dict.fromkeys(weights, spelled)
-    if "sentences" in inputs:
-        with watched(run.model.get_submodule("document"), lambda name, *seen: see(f"document.{name}", *seen)):
-            run.model(**inputs)
-        numbers = [str(number) for number in range(1, len(spelled) + 1)]
-        sequences.update({name: [numbers] for name in weights if name not in sequences})
+    found = explain_text(run, text, pair, worker=worker, describe=_first_weights, parts=SEQUENCES)
+    answer, sequences = found["answer"], found["sequences"]
     return {
-        **answer_rows(run, [row], worker)[0],
-        "cut": any(len(lists) > SEQUENCES or max(map(len, lists)) > TOKENS for lists in sequences.values()),
-        "modules": [_describe(run.model, name, sequences[name], weights[name]) for name in weights],
+        "prediction": answer["prediction"],
+        "probabilities": {row["label"]: row["probability"] for row in answer["probabilities"]} or None,
+        "truncated": answer["truncated"],
+        "cut": found["cut"] or any(len(sequence["items"]) > TOKENS for sequence in sequences),
+        "modules": [
+            _module(layer, number, [sequence for sequence in sequences if sequence["level"] == level])
+            for level, layers in found["levels"].items()
+            for number, layer in enumerate(layers)
+        ],
     }
 
 
-def _describe(model: nn.Module, name: str, sequences: list[list[str]], weights: list[Tensor]) -> dict[str, Any]:
-    """One module: what of each sequence is shown, and its heads."""
-    shown = [sequence[:TOKENS] for sequence in sequences[:SEQUENCES]]
-    values = [
-        tensor[:, : len(sequence), : len(sequence)].double().cpu().numpy().round(DIGITS).tolist()
-        for tensor, sequence in zip(weights, shown, strict=False)
-    ]  # of each sequence [H, N, N]
-    module = model.get_submodule(name)
-    heads = []
-    for head in range(len(values[0])):
-        w = v = None
-        if isinstance(module, DistanceAwareAttention):
-            w, v = module.distance_weight[head].item(), module.distance_shift[head].item()
-        looks = None if not w else "near" if w < 0 else "far"
-        heads.append({"w": w, "v": v, "looks": looks, "attention": [sequence[head] for sequence in values]})
-    return {"name": name, "sequences": shown, "heads": heads}
+def _first_weights(module: MultiheadAttention, weights: Tensor) -> list[dict[str, Any]]:
+    shown = weights[:, :TOKENS, :TOKENS].double().numpy().round(DIGITS).tolist()  # [H, N, N]
+    return [{"attention": head} for head in shown]
+
+
+def _module(layer: dict[str, Any], number: int, sequences: list[dict[str, Any]]) -> dict[str, Any]:
+    """Layer ``number`` of a level: what of each sequence is shown, and its heads."""
+    heads = [
+        {
+            "w": head["w"],
+            "v": head["v"],
+            "looks": None if not head["w"] else "near" if head["w"] < 0 else "far",
+            "attention": [sequence["layers"][number][place]["attention"] for sequence in sequences],
+        }
+        for place, head in enumerate(layer["heads"])
+    ]
+    return {"name": layer["name"], "sequences": [_tokens(sequence) for sequence in sequences], "heads": heads}
+
+
+def _tokens(sequence: dict[str, Any]) -> list[str]:
+    shown: list[str] = sequence["items"][:TOKENS]
+    return shown if sequence["level"] == "text" else [str(number) for number in range(1, len(shown) + 1)]

@@ -6,6 +6,7 @@ import math
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +22,7 @@ from datransformer.data.mind import write_predictions
 from datransformer.data.news import Impressions, encode_impressions
 from datransformer.data.prepare import Progress, Rows, encode_texts, file_rows, no_progress
 from datransformer.data.readers import unlike
-from datransformer.data.store import atomic_path
+from datransformer.data.store import Array, atomic_path
 from datransformer.train.fit import columns_of
 from datransformer.train.metrics import classification_metrics, rating_metrics
 from datransformer.train.run import Run
@@ -33,18 +34,20 @@ HALVES = "backslashreplace"  # how half a character, which JSON can escape and U
 
 @dataclass(frozen=True)
 class Answered:
-    """Answers to the rows of a file.
+    """Answers to rows of text.
 
     Args:
-        rows: The rows of the file that were answered, counted from 1.
+        rows: The rows that were answered, counted from 1.
         answers: Probabilities [rows, classes], or ratings [rows].
-        examples: The rows as token ids, with labels if the file has them.
+        examples: The rows as token ids, with labels if there are any.
+        cut: Which of them were too long and lost their end.
         notes: What there is to say about the rows.
     """
 
     rows: Sequence[int]
     answers: Answers
     examples: Examples
+    cut: Array
     notes: list[str]
 
 
@@ -67,8 +70,8 @@ def answer_rows(
         worker: Where to compute, and with whom to share.
         progress: Called with a stage's name, rows done, and how many there are, if known.
     """
-    with tempfile.TemporaryDirectory(prefix="datransformer-") as folder:
-        examples, notes = encode_texts(
+    with nullcontext("") if rows.small else tempfile.TemporaryDirectory(prefix="datransformer-") as folder:
+        examples, cut, notes = encode_texts(
             rows,
             shape=run.config.shape,
             tokenizer=run.tokenizer,
@@ -77,8 +80,24 @@ def answer_rows(
             folder=Path(folder),
             progress=progress,
         )
-        answers = answer_texts(run.model.to(worker.device), examples, run.config, worker, progress)
-    return Answered(examples.rows.tolist(), answers, examples, notes)
+        if next(run.model.parameters()).device != worker.device:  # to look at every parameter takes time
+            run.model.to(worker.device)
+        answers = answer_texts(run.model, examples, run.config, worker, progress)
+    return Answered(examples.rows.tolist(), answers, examples, cut, notes)
+
+
+def answer_each(run: Run, rows: Sequence[Sequence[str]], worker: Worker = ALONE) -> list[dict[str, Any]]:
+    """The run's answers to texts, or pairs of them, each as `answer_record` has it; none of them is empty."""
+    answered = answer_rows(run, rows_of_texts(*zip(*rows, strict=True)), labelled=False, worker=worker)
+    return [answer_record(run, answered, place) for place in range(len(rows))]
+
+
+def answer_record(run: Run, answered: Answered, place: int) -> dict[str, Any]:
+    """One answer for programs: prediction, probabilities by class (None of a rating), truncated."""
+    best, *values = spell_answer(run.labels, answered.answers[place])
+    classes = run.labels.classes
+    named = None if classes is None else dict(zip(classes, values, strict=True))
+    return {"prediction": best, "probabilities": named, "truncated": bool(answered.cut[place])}
 
 
 def rows_of(run: Run, path: Path, data: DataConfig, *, labelled: bool) -> Rows:
@@ -87,7 +106,7 @@ def rows_of(run: Run, path: Path, data: DataConfig, *, labelled: bool) -> Rows:
     return file_rows(Source(path, columns, data.format))
 
 
-def rows_of_texts(texts: Sequence[str], pairs: Sequence[str] | None = None, name: str = "texts") -> Rows:
+def rows_of_texts(texts: Sequence[str], pairs: Sequence[str] | None = None, *, name: str = "texts") -> Rows:
     """Rows from memory; a text of nothing but spaces is a bad row there too."""
 
     def read(bad_rows: BadRows) -> Iterator[pa.RecordBatch]:
@@ -108,9 +127,9 @@ def rows_of_texts(texts: Sequence[str], pairs: Sequence[str] | None = None, name
             {column: pa.array(values, pa.int64() if column == "row" else pa.string())
              for column, values in columns.items()}
         )  # fmt: skip
-        yield batch.filter(pa.array(good))
+        yield batch if good.all() else batch.filter(pa.array(good))
 
-    return Rows(name, "", read)
+    return Rows(name, "", read, small=True)
 
 
 def is_plain(text: str) -> bool:
