@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format figures performance clean
+.PHONY: demo test check format figures performance docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/datransformer demo --out demo
@@ -28,8 +28,12 @@ figures: $(INSTALLED)
 performance: $(INSTALLED)
 	$(BIN)/python -m datransformer.experiments.bench_attention docs
 
+# The documentation, as a site in site/; `python -m http.server -d site` shows it.
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) demo build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo build site .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # PIP_CONSTRAINT, unlike --constraint, also pins what pip fetches to build the package.
 $(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard src/datransformer/ops/blocked_*.cpp src/datransformer/ops/blocked_*.h)

@@ -1,32 +1,13 @@
-"""What the project says about itself is true: snippets run, commands and versions exist."""
+"""What the project says about itself is true: files, names and versions exist. `tests/docs` runs its snippets."""
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
-
-import pytest
 
 import datransformer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-
-
-def test_readme_has_snippets() -> None:
-    assert len(SNIPPETS) >= 3
-
-
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_readme_snippet_runs(snippet: str, tmp_path: Path) -> None:
-    script = tmp_path / "snippet.py"
-    script.write_text(snippet, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "src")}
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_make_targets_and_files_that_the_documents_name_exist() -> None:

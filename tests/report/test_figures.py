@@ -8,6 +8,7 @@ from PIL import Image
 from datransformer.report.figures import (
     FIGURES,
     coefficient_matrices,
+    coefficients_by_distance,
     draw_all,
     learnable_sigmoid_curves,
     save,
@@ -21,6 +22,17 @@ def test_curves_show_the_function() -> None:
         x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
         np.testing.assert_allclose(y, (1 + np.exp(shift)) / (1 + np.exp(shift - x)), rtol=1e-5)
         assert y[np.argmin(np.abs(x))] == pytest.approx(1.0)
+
+
+def test_curves_over_the_distance_show_the_function() -> None:
+    for axes in coefficients_by_distance(length=6).axes:
+        curves = [line for line in axes.lines if str(line.get_label()).startswith("w")]
+        assert len(curves) == 9
+        for line in curves:
+            w, v = (float(part.split("=")[1]) for part in str(line.get_label()).split(","))
+            x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+            assert x.tolist() == list(range(7))
+            np.testing.assert_allclose(y, (1 + np.exp(v)) / (1 + np.exp(v - w * x)), rtol=1e-5)
 
 
 def test_matrices_show_the_function_of_the_distance() -> None:

@@ -38,6 +38,26 @@ def learnable_sigmoid_curves(shifts: Iterable[float] = (-2.0, -1.0, 0.0, 1.0, 2.
     return figure
 
 
+def coefficients_by_distance(length: int = 40) -> Figure:
+    """The learnable sigmoid over the distance itself, for heads that look near and heads that look far."""
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    distances, shifts = torch.arange(length + 1.0), (-1.0, 0.0, 1.0)
+    for axes, weights in zip(figure.subplots(1, 2), ((-0.05, -0.2, -1.0), (0.05, 0.2, 1.0)), strict=True):
+        for (weight, colour), (shift, style) in itertools.product(
+            zip(weights, OKABE_ITO, strict=False), zip(shifts, ("--", "-", ":"), strict=True)
+        ):
+            (curve,) = distance_coefficients(
+                distances, torch.tensor([weight]), torch.tensor([shift]), "learnable_sigmoid"
+            )
+            label = f"w = {weight:g}, v = {shift:g}"
+            axes.plot(distances.tolist(), curve.tolist(), color=colour, linestyle=style, label=label)
+        axes.axhline(1, color="grey", linewidth=0.5)
+        axes.set_xlabel("distance  |i−j|")
+        axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.24))
+    figure.axes[0].set_ylabel("re-scaled coefficient  f")
+    return figure
+
+
 def coefficient_matrices(length: int = 16) -> Figure:
     """Fig. 2: the re-scaled coefficients of every pair of positions for w = ±1 and v = ±1. Dark is promoted."""
     settings = [(1.0, -1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)]
@@ -113,6 +133,7 @@ def attention_growth(result: Mapping[str, Any]) -> Figure:
 
 FIGURES: dict[str, Callable[[], Figure]] = {
     "learnable_sigmoid": learnable_sigmoid_curves,
+    "coefficients_by_distance": coefficients_by_distance,
     "coefficient_matrices": coefficient_matrices,
 }
 
