@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -503,6 +504,7 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["train", "--train", "t.csv", "--out", "full"], "holds files that are not a run"),
         (["train", "--train", "t.csv", "--out", "run", "--attention", "flash"], "attention: got 'flash'"),
         (["train", "--train", "t.csv", "--out", "run", "--set", "train.rate=1"], "unknown setting 'rate'"),
+        (["train", "--train", "t.csv", "--out", "run", "--set", "train.rate=1"], "datransformer settings says what"),
         (["train", "--train", "t.csv", "--out", "run", "--set", "train.lr"], "expected key=value"),
         (["train", "--train", "t.csv", "--out", "run", "--set", "train.rate=1"], "error: --set train.rate: unknown se"),
         (["train", "--train", "t.csv", "--out", "run", "--set", "rate=1"], "error: --set rate: unknown setting 'rate'"),
@@ -519,8 +521,8 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         ),
         (["train", "--train", "t.csv", "--out", "run", "--config", "bad.yaml"], "bad.yaml: not YAML"),
         (["train", "--train", "t.csv", "--out", "run", "--config", "key.yaml"], "unknown setting 'optimizer'"),
-        (["train", "--train", "t.csv", "--out", "run", "--config", "none.yaml"], "none.yaml: no such file"),
-        (["train", "--train", "t.csv", "--out", "run", "--vectors", "none.txt"], "none.txt: no such file"),
+        (["train", "--train", "t.csv", "--out", "run", "--config", "none.yaml"], "none.yaml: there is no such file"),
+        (["train", "--train", "t.csv", "--out", "run", "--vectors", "none.txt"], "none.txt: there is no such file"),
         (["train", "--train", "t.csv", "--out", "run", "--vectors", "wide.txt"], "wide.txt, row 2"),
         (["train", "--train", "t.csv", "--out", "run", "--vectors", "odd.txt"], "odd.txt, row 2"),
         (
@@ -550,8 +552,8 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["predict", "none", "--text", "x"], "none: there is no such folder"),
         (["export", "none", "--to", "torch-export", "out"], "none: there is no such folder"),
         (["export", "full", "--to", "tflite", "out"], "--to: got 'tflite', expected one of: onnx, torch-export, hf"),
-        (["export", "none", "--to", "onnx", "t.csv"], "t.csv: is a file, expected a folder for the export"),
-        (["export", "none", "--to", "onnx", "full"], "full: holds files already; --overwrite replaces an export"),
+        (["export", "full", "--to", "onnx", "t.csv"], "t.csv: is a file, expected a folder for the export"),
+        (["export", "full", "--to", "onnx", "other"], "other: holds files already; --overwrite replaces an export"),
         (["export", "full", "--to", "onnx", "full/out"], "full/out: is the run or inside it"),
         (["data", "get", "imdb"], "expected one of"),
         (["reproduce", "imdb"], "got 'imdb', expected one of: ag, amazon, sst, snli, mind, probe, all"),
@@ -559,6 +561,7 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["reproduce", "ag", "--data-dir", "full"], "ag_news/train_subset.parquet"),
         (["reproduce", "probe", "--device", "tpu"], "--device: got 'tpu'"),
         (["report", "none"], "none: holds no result"),
+        (["report", "none", "--out", "page.pdf"], "page.pdf: got the ending '.pdf', expected .md or .html"),
         (["data", "get", "mind"], "mind"),
     ],
 )  # fmt: skip
@@ -569,6 +572,8 @@ def test_a_mistake_is_one_clear_line(
     Path("t.csv").write_text(GOOD)
     Path("full").mkdir()
     Path("full/precious.txt").write_text("keep me")
+    Path("other").mkdir()
+    Path("other/precious.txt").write_text("keep me too")
     Path("bad.yaml").write_text("a: [")
     Path("key.yaml").write_text("optimizer: sgd")
     Path("c.yaml").write_text("train: {epochs: 0}")
@@ -668,6 +673,71 @@ def test_the_data_sets_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -
         for text in (entry.homepage, entry.licence, *entry.expects):
             assert text in done.out
     assert max(map(len, done.out.splitlines())) <= 80
+
+
+def test_the_settings_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table, listed = call("settings"), json.loads(call("settings", "--json").out)
+    assert table.status == 0
+    assert max(map(len, table.out.splitlines())) <= 80
+    keys = [line.split()[0] for line in table.out.splitlines() if line.strip() and not line.startswith("  ")]
+    assert [setting["key"] for setting in listed] == keys[2:]  # behind the heading and its line
+    assert {
+        "key": "data.split_seed",
+        "kind": "whole number",
+        "default": 0,
+        "meaning": "Which rows those are.",
+    } in listed
+    assert "datransformer settings" in " ".join(call("train", "--help").out.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [
+        (["--dropout", "0.1"], "model.dropout"),
+        (["--layers=2"], "model.layers"),
+        (["--head-dim", "8"], "model.head_dim"),
+        (["--train.patience", "3"], "train.patience"),
+    ],
+)
+def test_a_setting_typed_as_an_option_is_pointed_to(call: Call, typed: list[str], key: str) -> None:
+    done = call("train", "--out", "run", *typed)
+    assert (done.status, done.error) == (
+        2,
+        f"error: {typed[0].partition('=')[0]}: no such option, expected --set {key}=VALUE",
+    )
+
+
+def test_an_option_that_is_like_no_setting_is_left_to_typer(call: Call) -> None:
+    done = call("train", "--out", "run", "--epoch", "3")
+    assert done.status == 2
+    assert "--epochs" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--out", "run", "--train", "none.csv"],
+        ["train", "--out", "run", "--train", "t.csv", "--vectors", "none.txt"],
+        ["evaluate", "none", "--data", "t.csv"],
+        ["predict", ".", "--data", "none.csv"],
+    ],
+)
+def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "t.csv").write_text(GOOD)
+    code = f"""
+import sys
+from datransformer import cli
+sys.argv = ["datransformer", *{arguments!r}]
+try:
+    cli.main()
+finally:
+    assert not {{"torch", "numpy", "pyarrow"}} & sys.modules.keys()
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: none\S*: there is no such (file or )?folder.*\n", done.stderr)
 
 
 def test_resume_of_nothing_trains_nothing(call: Call, tmp_path: Path) -> None:

@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperCommand
 
 from datransformer.data.errors import InputError
 from datransformer.version import __version__
@@ -100,6 +103,19 @@ def _fail(message: str, status: int) -> None:
     sys.exit(status)
 
 
+def _need(*paths: Path | None) -> None:
+    """Refuse what is not there before torch is imported, which takes seconds."""
+    for path in paths:
+        if path is not None and path != Path("-") and not path.exists():
+            raise InputError(f"{path}: there is no such file or folder")
+
+
+def _need_run(folder: Path) -> Path:
+    if not folder.exists():
+        raise InputError(f"{folder}: there is no such folder, expected a run directory")
+    return folder
+
+
 def _cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     return Path(base or Path.home() / ".cache") / "datransformer"
@@ -148,11 +164,37 @@ def demo(
 
 Setting = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in --set model.layers=2. May be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Any setting, as in --set model.layers=2; datransformer settings lists them. May be repeated.",
+    ),
 ]
 
 
-@app.command()
+class _Train(TyperCommand):
+    """Points to --set where a setting was typed as an option."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # typer has it from click, or in itself, by version
+                _point_to_setting(getattr(error, "option_name", ""))
+            raise
+
+
+def _point_to_setting(option: str) -> None:
+    """Fail with the setting that an option is called like, if there is one."""
+    from datransformer.train.settings import list_settings
+
+    name = option.lstrip("-").replace("-", "_")
+    for setting in list_settings():
+        if name in (setting.key, setting.key.rpartition(".")[2]):
+            _fail(f"{option}: no such option, expected --set {setting.key}=VALUE", 2)
+
+
+@app.command(cls=_Train)
 def train(
     out: Annotated[Path, typer.Option(help="The run directory.")],
     task: Annotated[str | None, typer.Option(help="sentence, pair, document or recommend. \\[sentence]")] = None,
@@ -213,6 +255,8 @@ def train(
     RUN then holds config.yaml, vocab, model.safetensors, metrics.jsonl and result.json. A run that was killed goes on
     with --resume.
     """
+    _need(train_file, dev, test, config, None if vectors in (None, "none") else Path(vectors or ""))
+
     from datransformer.train.config import RunConfig, from_dict, override, read_yaml, to_dict
     from datransformer.train.fit import fit
     from datransformer.train.progress import Reporter
@@ -280,11 +324,32 @@ def train(
         typer.echo(f"Run: {out}")
 
 
+@app.command("settings")
+def settings_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list with an object for each.")] = False,
+) -> None:
+    """List every setting that train takes with --set or --config: its kind, default and meaning."""
+    from datransformer.train.settings import list_settings
+
+    settings = list_settings()
+    if as_json:
+        typer.echo(json.dumps([vars(setting) for setting in settings]))
+        return
+    table = Table(title="--set SETTING=VALUE", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading, widest in (("setting", None), ("kind", 13), ("default", 14), ("meaning", None)):
+        table.add_column(heading, no_wrap=heading == "setting", max_width=widest)
+    for setting in settings:
+        default = setting.default if isinstance(setting.default, str) else json.dumps(setting.default)
+        table.add_row(*map(escape, (setting.key, setting.kind, default, setting.meaning)))
+    Console().print(table)
+
+
 def _as_typed(message: str, typed: dict[str, str], config: Path | None) -> str:
     """A message about a setting, by the flag or the file that it came from."""
     key, _, problem = message.partition(": ")
     unknown = re.match("unknown setting '(.+?)'", problem)
     name = f"{key}.{unknown[1]}".removeprefix(".") if unknown else key
+    problem += "; datransformer settings says what each is" if unknown else ""
     if name in typed:
         return f"{typed[name]}: {problem}"
     return ": ".join(str(part) for part in (config, key, problem) if part)
@@ -325,7 +390,7 @@ def _choose_dataset(values: dict[str, Any]) -> None:
 
 
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-RunFolder = Annotated[Path, typer.Argument(help="A run directory that train made.", metavar="RUN")]
+RunFolder = Annotated[Path, typer.Argument(help="A run directory that train made.", metavar="RUN", callback=_need_run)]
 DataFile = Annotated[
     Path | None, typer.Option("--data", help="File to read; - reads csv with a header from standard input.")
 ]
@@ -344,6 +409,8 @@ def evaluate(
     device: Device = "auto",
 ) -> None:
     """Measure a trained run on a labelled file. Everything is rebuilt from RUN alone."""
+    _need(data)
+
     from datransformer.data.errors import BadRows
     from datransformer.train.predict import answer_rows, evaluate_impressions, evaluate_rows, rows_of
 
@@ -394,6 +461,8 @@ def predict(
 
     Under torchrun the rows are shared out and one ordered output comes out.
     """
+    _need(data)
+
     from datransformer.data.errors import BadRows
     from datransformer.data.readers import read_whole_rows
     from datransformer.train.predict import (
@@ -674,7 +743,8 @@ def reproduce(
 
     Every run is a normal run directory. Called again, it skips what is done and goes on with what was stopped.
     """
-    from datransformer.experiments import reproduce as reproduction
+    from datransformer.experiments.reproduce import reproduce as run_studies
+    from datransformer.experiments.runs import RESULTS
     from datransformer.experiments.studies import find_vectors
     from datransformer.report.results import write_results
     from datransformer.train.progress import Reporter
@@ -683,7 +753,7 @@ def reproduce(
     chosen = vectors or find_vectors(data_dir)
     if chosen is None and data_dir is not None:
         reporter.say(f"{data_dir}: no word vectors found, starting from random ones")
-    records = reproduction.reproduce(
+    records = run_studies(
         what,
         out,
         cache=_cache_dir(),
@@ -695,7 +765,7 @@ def reproduce(
         processes=processes,
         reporter=reporter,
     )
-    write_results(out / reproduction.RESULTS, out / "results.md")
+    write_results(out / RESULTS, out / "results.md")
     typer.echo(out / "results.md")
     failed = [record for record in records if "failed" in record]
     if failed:
@@ -704,8 +774,8 @@ def reproduce(
 
 @app.command()
 def report(
-    results: Annotated[Path, typer.Argument(help="The folder results of a reproduction.")],
-    out: Annotated[Path, typer.Option(help="The page, in Markdown.")] = Path("results.md"),
+    results: Annotated[Path, typer.Argument(help="The folder of a reproduction, or its folder results.")],
+    out: Annotated[Path, typer.Option(help="The page: .md, or .html with all in one file.")] = Path("results.md"),
 ) -> None:
     """Turn the results of a reproduction into a page."""
     from datransformer.report.results import write_results

@@ -15,7 +15,7 @@ import torch
 from datransformer import bench, cli
 from datransformer.data.errors import InputError
 from datransformer.experiments import bench_attention as attention
-from datransformer.experiments import contestants, meters
+from datransformer.experiments import contestants, machine, meters
 from datransformer.experiments.contestants import CONTESTANTS, Case, Contestant, Inputs, make_inputs
 from datransformer.experiments.machine import commit
 from datransformer.experiments.meters import CpuMeter, CudaMeter, Turn, interleave
@@ -524,3 +524,9 @@ def test_the_module_runs_without_the_command_lines_libraries(tmp_path: Path) -> 
 
 def test_a_folder_outside_any_checkout_has_no_commit(tmp_path: Path) -> None:
     assert commit(tmp_path) is None
+
+
+def test_git_is_asked_for_the_commit_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["__init__.py", "abc"])
+    monkeypatch.setattr(machine, "_git", lambda *_: next(answers))
+    assert commit(Path("a checkout")) == commit(Path("a checkout")) == "abc"

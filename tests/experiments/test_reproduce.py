@@ -1,5 +1,6 @@
 """The reproduction from its plan to its page, on the probe."""
 
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from datransformer.data.errors import InputError
-from datransformer.experiments import pieces, reproduce, studies
+from datransformer.experiments import pieces, processes, reproduce, runs, studies
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.studies import GROUPS, LINEAR, STUDIES, TABLES, VARIANTS
 from datransformer.nn.mixers import MIXERS
@@ -23,6 +25,7 @@ from datransformer.report.records import read_results
 from datransformer.report.results import results_page, write_results
 from datransformer.train.errors import Interrupted
 from datransformer.train.fit import fit_stepwise
+from datransformer.train.progress import Reporter
 
 FEW = ("vanilla", OURS)
 
@@ -35,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(STUDIES, "probe", study)
 
 
-def run(out: Path, **options: Any) -> list[reproduce.Record]:
+def run(out: Path, **options: Any) -> list[runs.Record]:
     return reproduce.reproduce(["probe"], out, cache=out / "cache", **{"seeds": 2, "device": "cpu", **options})
 
 
@@ -52,7 +55,7 @@ def test_a_plan_differs_in_nothing_but_variant_and_seed() -> None:
     assert len(plan) == 2 * len(STUDIES["ag"].variants) - 1 == len({planned.name for planned in plan})
     assert [planned.seed for planned in plan if planned.variant == LINEAR] == [0]
     assert [planned.seed for planned in plan] == sorted(planned.seed for planned in plan)
-    settings = [reproduce.settings_of(planned.config) for planned in plan]
+    settings = [runs.settings_of(planned.config) for planned in plan]
     for values in settings:
         del values["train"]["seed"], values["model"]["attention"], values["model"]["attention_options"]
     assert all(values == settings[0] for values in settings)
@@ -89,7 +92,7 @@ def test_from_nothing_to_the_page_and_nothing_twice(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("trained again")
 
-    monkeypatch.setattr(reproduce, "fit_stepwise", refuse)
+    monkeypatch.setattr(runs, "fit_stepwise", refuse)
     assert run(tmp_path) == records
 
 
@@ -110,7 +113,7 @@ def test_a_failure_is_reported_and_the_rest_runs(small: None, tmp_path: Path, mo
         return fit_stepwise(config, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "fit_stepwise", fail)
+        patch.setattr(runs, "fit_stepwise", fail)
         records = run(tmp_path, seeds=1)
     assert records[0]["failed"] == "nothing works"
     assert "metrics" in records[1]
@@ -127,7 +130,7 @@ def test_what_was_stopped_goes_on(small: None, tmp_path: Path, monkeypatch: pyte
         return fit_stepwise(*arguments, **options, on_step=raise_at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "fit_stepwise", stop)
+        patch.setattr(runs, "fit_stepwise", stop)
         with pytest.raises(Interrupted):
             run(tmp_path, seeds=1)
     assert (tmp_path / "runs/probe/vanilla-0/config.yaml").exists()
@@ -191,7 +194,7 @@ def test_pieces_are_split_without_overlap_and_the_same_each_time(tmp_path: Path)
 SAME = ("metrics", "answers", "best_step", "distances", "heads")
 
 
-def content(records: list[reproduce.Record]) -> list[dict[str, Any]]:
+def content(records: list[runs.Record]) -> list[dict[str, Any]]:
     return sorted(
         ({name: record[name] for name in ("variant", "seed", *SAME)} for record in records),
         key=lambda record: (record["variant"], record["seed"]),
@@ -213,14 +216,14 @@ def test_processes_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for planned in studies.plan_study("probe", 1, {"files.dataset": "probe"})
         if planned.variant in FEW
     ]
-    place = reproduce.Place(tmp_path / "two", tmp_path / "cache", "cpu", 1)
+    place = runs.Place(tmp_path / "two", tmp_path / "cache", "cpu", 1)
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "stop_signals", lambda: nullcontext(lambda: True))
+        patch.setattr(processes, "stop_signals", lambda: nullcontext(lambda: True))
         with pytest.raises(Interrupted, match="goes on from there"):
-            list(reproduce.share_out(plan, place, 2))
-    shared = [record for _, record in reproduce.share_out(plan, place, 2)]
+            list(processes.share_out(plan, place, 2))
+    shared = [record for _, record in processes.share_out(plan, place, 2)]
     place = replace(place, out=tmp_path / "one")
-    assert content(shared) == content([record for _, record in reproduce.run_all(plan, place, reproduce.Shelf())])
+    assert content(shared) == content([record for _, record in runs.run_all(plan, place, runs.Shelf())])
 
 
 def test_all_that_take_turns_stop_and_go_on(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +237,7 @@ def test_all_that_take_turns_stop_and_go_on(small: None, tmp_path: Path, monkeyp
         return fit_stepwise(*arguments, **{**options, "asked": lambda: bool(asked)}, on_step=count)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reproduce, "fit_stepwise", stop)
+        patch.setattr(runs, "fit_stepwise", stop)
         with pytest.raises(Interrupted):
             run(tmp_path, together=2)
     kept = sorted(path.parent.parent.name for path in tmp_path.glob("runs/probe/*/checkpoints/*.safetensors"))
@@ -250,7 +253,7 @@ def test_what_nobody_expects_fails_one_run_and_no_other(
             raise RuntimeError("out of memory")
         return fit_stepwise(config, *rest, **options)
 
-    monkeypatch.setattr(reproduce, "fit_stepwise", fail)
+    monkeypatch.setattr(runs, "fit_stepwise", fail)
     first, second = run(tmp_path, seeds=1, together=2)
     assert first["failed"] == "RuntimeError: out of memory"
     assert "metrics" in second
@@ -262,8 +265,8 @@ def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypa
         for planned in studies.plan_study("probe", 2, {"files.dataset": "probe"})
         if planned.variant in FEW
     ]
-    place = reproduce.Place(tmp_path, tmp_path / "cache", "cpu", 1)
-    receive = reproduce._Worker.receive
+    place = runs.Place(tmp_path, tmp_path / "cache", "cpu", 1)
+    receive = processes._Worker.receive
     lost: list[str] = []
 
     def kill(worker: Any) -> Iterator[Any]:
@@ -272,8 +275,8 @@ def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypa
             lost.extend(planned.name for planned in worker.held)
             worker._process.kill()
 
-    monkeypatch.setattr(reproduce._Worker, "receive", kill)
-    records = {planned.name: record for planned, record in reproduce.share_out(plan, place, 2)}
+    monkeypatch.setattr(processes._Worker, "receive", kill)
+    records = {planned.name: record for planned, record in processes.share_out(plan, place, 2)}
     assert records.keys() == {planned.name for planned in plan}
     assert [name for name, record in records.items() if "failed" in record] == lost
     assert "exit code -9" in records[lost[0]]["failed"]
@@ -283,12 +286,54 @@ def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypa
 def test_processes_that_die_at_their_start_do_not_go_on_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reproduce, "_work", os.abort)
+    monkeypatch.setattr(processes, "_work", os.abort)
     plan = studies.plan_study("probe", 1, {"files.dataset": "probe"})[:3]
-    place = reproduce.Place(tmp_path, tmp_path / "cache", "cpu", 1)
-    records = list(reproduce.share_out(plan, place, 2))
+    place = runs.Place(tmp_path, tmp_path / "cache", "cpu", 1)
+    records = list(processes.share_out(plan, place, 2))
     assert [planned for planned, _ in records] == plan
     assert all("exit code" in record["failed"] for _, record in records)
+
+
+def test_the_time_left_is_told_once_it_can_be_known() -> None:
+    plan = [
+        planned
+        for study in ("ag", "amazon")
+        for planned in studies.plan_study(study, 2, {})
+        if planned.variant in (*FEW, LINEAR)
+    ]
+    names = [planned.name for planned in plan]
+    kinds = {name: 5.0 if LINEAR in name else 600.0 if "amazon" in name else 60.0 for name in names}
+    ended = {name: {"metrics": {}, "wall_seconds": seconds} for name, seconds in kinds.items() if name.endswith("-0")}
+    left = 2 * 60 + 2 * 600
+    assert reproduce.seconds_left(plan, ended, 1, 1) == left
+    assert reproduce.seconds_left(plan, ended, 1, 2) == reproduce.seconds_left(plan, ended, 2, 1) == left / 2
+    assert reproduce.seconds_left(plan, ended, 6, 4) == left / 4  # no more at once than there are
+    others = {name: {**record, "together": 3} for name, record in ended.items()}
+    assert reproduce.seconds_left(plan, others, 3, 1) == left / 3
+    assert reproduce.seconds_left(plan, others, 1, 1) is None
+    for name in ended:
+        fewer = {other: record for other, record in ended.items() if other != name}
+        expected = None if LINEAR in name else left + kinds[name]
+        assert reproduce.seconds_left(plan, fewer, 1, 1) == expected
+    failed = {name: {"failed": "no memory", "wall_seconds": 1.0} if "amazon" in name else ended[name] for name in ended}
+    assert reproduce.seconds_left(plan, failed, 1, 1) is None
+    assert reproduce.seconds_left(plan, {name: {} for name in names}, 1, 1) == 0
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_board_tells_the_time_left(terminal: bool) -> None:
+    told = io.StringIO()
+    console = Console(file=told, force_terminal=terminal, width=200)
+    plan = [planned for planned in studies.plan_study("probe", 2, {"files.dataset": "probe"}) if planned.variant in FEW]
+    with reproduce.Board(plan, Reporter(console)) as board:
+        for planned, seconds in zip(plan, (720, 360, 30_000, 1), strict=True):
+            record = {"study": "probe", "metrics": {"dev": {"accuracy": 0.5, "macro_f1": 0.5}}, "wall_seconds": seconds}
+            board.begin(planned)
+            board.end(planned, record)
+    words = told.getvalue()
+    assert [words.count(f", about {time} left") > 0 for time in ("36 min", "18 min", "3 h")] == [True] * 3
+    assert words.rindex("left") < words.rindex("4 of 4")
+    assert ("(720 s), about 36 min left" in words) is not terminal
 
 
 @pytest.mark.parametrize("option", ["together", "processes"])

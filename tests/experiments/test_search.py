@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from datransformer.experiments import search
-from datransformer.experiments.reproduce import settings_of
+from datransformer.experiments.runs import settings_of
 from datransformer.report.searched import searched
 from datransformer.train.progress import Reporter
 

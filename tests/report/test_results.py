@@ -1,5 +1,6 @@
 """Verdicts and pages from records whose right verdict is known."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from datransformer.data.errors import InputError
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS
 from datransformer.experiments.studies import LINEAR, STUDIES, TABLES
@@ -360,6 +362,20 @@ def test_what_files_say_is_shown_as_it_is() -> None:
     assert "<script>" not in page
 
 
+@pytest.mark.parametrize("name", ["page.pdf", "page", "page.htm"])
+def test_a_page_of_another_kind_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=rf"{name}: got the ending '.*', expected \.md or \.html"):
+        write_results(tmp_path, tmp_path / name)
+
+
+def test_the_folder_of_a_reproduction_is_as_good_as_that_of_its_results(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "ag" / "xl-0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(make_record("ag", "xl", 0, 0.8)))
+    (tmp_path / "results" / "calls.json").write_text(json.dumps({"calls": []}))
+    assert results_page(read_results(tmp_path)) == results_page(read_results(tmp_path / "results"))
+
+
 def test_page_and_pictures_are_a_function_of_the_records(tmp_path: Path) -> None:
     words = ["a", "$b"]
     for seed in (0, 1):
@@ -378,6 +394,11 @@ def test_page_and_pictures_are_a_function_of_the_records(tmp_path: Path) -> None
         text = page.read_text(encoding="utf-8")
         assert text == results_page(read_results(tmp_path / "results"), images.name)
         assert all(f"]({images.name.replace(' ', '%20')}/{name}.png)" in text for name in names)
+    write_results(tmp_path, tmp_path / "one.html")
+    assert not (tmp_path / "one_images").exists()
+    inside = re.findall('src="data:image/png;base64,([^"]+)"', (tmp_path / "one.html").read_text(encoding="utf-8"))
+    drawn = {(tmp_path / "other_images" / f"{name}.png").read_bytes() for name in names}
+    assert {base64.b64decode(one, validate=True) for one in inside} == drawn
     for name in names:
         first, second = ((tmp_path / f"{stem}_images" / f"{name}.png").read_bytes() for stem in ("my page", "other"))
         assert first == second

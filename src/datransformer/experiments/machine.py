@@ -1,6 +1,7 @@
 """What a benchmark ran on, and its tables. Needs torch alone."""
 
 import contextlib
+import functools
 import importlib.metadata
 import os
 import platform
@@ -40,6 +41,7 @@ def versions_of(*names: str) -> dict[str, str]:
     return found
 
 
+@functools.cache  # of the code that this process has loaded, whatever happens to the files meanwhile
 def commit(folder: Path = PACKAGE) -> str | None:
     """The commit that ``folder`` is checked out from, ``-dirty`` if it was changed since; None if it is not."""
     try:

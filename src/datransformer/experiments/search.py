@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from datransformer.data.store import write_text
-from datransformer.experiments.reproduce import DATA, LANES, Place, Shelf, process_count, run_all, share_out
+from datransformer.experiments.processes import process_count, share_out
+from datransformer.experiments.reproduce import DATA, LANES
+from datransformer.experiments.runs import Place, Shelf, run_all
 from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter

@@ -1,7 +1,5 @@
 """The explorer's page: one HTML file that loads nothing from anywhere."""
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -9,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from datransformer.explore.about import about_run
-from datransformer.report.page import STYLE
+from datransformer.report.page import STYLE, hash_of
 from datransformer.train.run import Run
 
 # What the text, and for tasks of two texts the second, is called.
@@ -33,13 +31,9 @@ def policy(style: str, script: str, *, live: bool) -> str:
     """A Content-Security-Policy that runs our one style sheet and our one script, and nothing else."""
     connect = "'self'" if live else "'none'"
     return (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; connect-src {connect}; "
+        f"default-src 'none'; style-src {hash_of(style)}; script-src {hash_of(script)}; connect-src {connect}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash(content: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def as_json(values: Any) -> str:

@@ -1,5 +1,7 @@
 """The demo's report as one HTML page that needs nothing else: no script, no picture file, no network."""
 
+import base64
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -14,7 +16,6 @@ from datransformer.train.run import read_json
 COLOURS = 8  # as many as the style sheet has
 LEVELS = 20  # shades of a heat map
 TEXT_HEIGHT = 18
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 # The colours follow Okabe and Ito, which the colour-blind can tell apart; lines differ in their dashes too.
 STYLE = """
@@ -32,6 +33,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums}caption{text-al
 font-size:.9rem;padding-bottom:.3rem}th,td{padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--rule);
 text-align:right;font-weight:400}th:first-child,td:first-child{text-align:left}thead th{font-weight:600}
 .results tbody tr:first-child>*{font-weight:600}
+.words{text-align:left}img{max-width:100%;height:auto;background:#fff}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(13rem,1fr));gap:.6rem}
 svg{display:block;width:100%;height:auto}svg text{fill:var(--ink);font:13px system-ui,sans-serif}
 svg .soft{fill:var(--soft);font-size:13px}svg .end{text-anchor:end}svg .middle{text-anchor:middle}
@@ -73,22 +75,33 @@ def demo_page(report: Mapping[str, Any]) -> str:
         sections += [_heads(report), _markers(report), _samples(report)]
     versions = report["versions"]
     made = escape(f"datransformer {versions['datransformer']}, torch {versions['torch']}, Python {versions['python']}")
+    footer = f"<footer>Made by {made}, from report.json.</footer>\n"
+    return framed("Nearest marker: what distance-aware attention learns", "".join(sections), footer)
+
+
+def framed(title: str, content: str, footer: str = "") -> str:
+    """A whole page around its content, with our style and nothing from elsewhere."""
+    policy = f"default-src 'none'; style-src {hash_of(STYLE)}; img-src data:; base-uri 'none'; form-action 'none'"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Nearest marker: what distance-aware attention learns</title>
+<title>{escape(title)}</title>
 <style>{STYLE}</style>
 </head>
 <body>
 <main>
-{"".join(sections)}</main>
-<footer>Made by {made}, from report.json.</footer>
-</body>
+{content}</main>
+{footer}</body>
 </html>
 """
+
+
+def hash_of(content: str) -> str:
+    """A style sheet or script as a Content-Security-Policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 
 def _introduction(report: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.reproduce import Record
+from datransformer.experiments.runs import Record
 from datransformer.experiments.studies import STUDIES, TABLES, VARIANTS
 from datransformer.report.figures import OKABE_ITO, save_small
 from datransformer.report.records import Results

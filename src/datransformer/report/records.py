@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from datransformer.data.errors import InputError
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.reproduce import CALLS, Record, reported
+from datransformer.experiments.reproduce import CALLS
+from datransformer.experiments.runs import RESULTS, Record, reported
 from datransformer.experiments.studies import STUDIES, VARIANTS
 from datransformer.report.forms import check_form
 from datransformer.report.statistics import RESAMPLED, Floats, Items
@@ -123,11 +124,15 @@ def as_numbers(values: str | list[float]) -> NDArray[Any]:
 
 
 def read_results(folder: Path) -> Results:
-    """All records below a folder. One that is not what a run leaves is an error that names its file."""
+    """All records below a folder, or below its folder `RESULTS`, as a reproduction makes it.
+
+    One that is not what a run leaves is an error that names its file.
+    """
+    folder = folder / RESULTS if (folder / RESULTS).is_dir() else folder
     beside = (folder / SEARCH, folder / BEYOND, folder / CALLS)
     paths = sorted(folder.glob("*/*.json"))
     if not paths:
-        raise InputError(f"{folder}: holds no result, expected the folder results of a reproduction")
+        raise InputError(f"{folder}: holds no result, expected the folder of a reproduction or its folder results")
     records = [_read_checked(path, _check_record) for path in paths]
     first: dict[tuple[str, str], tuple[Any, Path]] = {}
     for path, record in zip(paths, records, strict=True):

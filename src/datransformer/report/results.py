@@ -1,16 +1,19 @@
 """The page of a reproduction, from the small JSON files that its runs have left: tables, heads, verdicts, choices."""
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 
+from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS
 from datransformer.experiments.studies import CHOICES, LINEAR, STUDIES, TABLES, VARIANTS
 from datransformer.report.comparisons import Key, compare_all
+from datransformer.report.html_page import html_page
 from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
 from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, searched
@@ -23,19 +26,44 @@ TITLES = {
     "mappings": "Ours with another mapping f (Figure 4)",
     "adjustments": "Ours with another way of adjusting (Figure 5)",
 }
+IMAGES = "results_images"
 NO_POSITIONS = "none"
 CONTROLS = (LINEAR, NO_POSITIONS)  # that know nothing of positions
 
 
 def write_results(folder: Path, page: Path) -> None:
-    """Turn the records in ``folder`` into a page, and its pictures into the folder ``<its name>_images`` beside it."""
-    results, images = read_results(folder), page.with_name(f"{page.stem}_images")
-    write_pictures(results, images)
+    """Turn the records in ``folder`` into a page.
+
+    Args:
+        folder: Of the records, or the one around it that `reproduce` made.
+        page: ``.md``, whose pictures come into the folder ``<its name>_images`` beside it, or ``.html``, which holds
+            all in one file.
+    """
+    write = PAGES.get(page.suffix.lower())
+    if write is None:
+        raise InputError(f"{page}: got the ending {page.suffix!r}, expected {' or '.join(PAGES)}")
+    results = read_results(folder)
     page.parent.mkdir(parents=True, exist_ok=True)
+    write(results, page)
+
+
+def _write_markdown(results: Results, page: Path) -> None:
+    images = page.with_name(f"{page.stem}_images")
+    write_pictures(results, images)
     write_text(page, results_page(results, images.name))
 
 
-def results_page(results: Results, images: str = "results_images") -> str:
+def _write_html(results: Results, page: Path) -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / IMAGES
+        pictures = {f"{IMAGES}/{path.name}": path.read_bytes() for path in write_pictures(results, folder)}
+    write_text(page, html_page(results_page(results), pictures))
+
+
+PAGES = {".md": _write_markdown, ".html": _write_html}
+
+
+def results_page(results: Results, images: str = IMAGES) -> str:
     """The whole page in Markdown.
 
     Args:

@@ -221,11 +221,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise InputError(f"{where}: got {reprlib.repr(value)}, expected {_NAMES[hint]}")
+        raise InputError(f"{where}: got {reprlib.repr(value)}, expected {NAMES[hint]}")
     return value
 
 
-_NAMES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+NAMES = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
 def override(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
