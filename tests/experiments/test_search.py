@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from datransformer.experiments import search
@@ -14,18 +12,12 @@ from datransformer.train.progress import Reporter
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "data" / "sst"
-    folder.mkdir(parents=True)
-    for name in ("train", "dev", "test"):
-        labels = [number % 2 for number in range(40)]
-        texts = [f"it is {'not ' * label}good" for label in labels]
-        pq.write_table(pa.table({"text": texts, "label2": labels, "label5": labels}), folder / f"{name}.parquet")
+def data(sst: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small = {"model.embed_dim": 8, "model.heads": 2, "model.head_dim": 4, "train.epochs": 1}
     monkeypatch.setattr(search, "BASE", {**search.BASE, **small})
     trials = {"base": {}, "rate": {"train.lr": 1e-2}}
     monkeypatch.setattr(search, "ROUNDS", {"first": search.Round(trials, {"sst": 2}, ("vanilla", "distance_aware"))})
-    return tmp_path / "data"
+    return sst
 
 
 def test_trials_differ_in_what_they_say_and_never_see_the_test_set(data: Path, tmp_path: Path) -> None:

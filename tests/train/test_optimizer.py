@@ -470,3 +470,14 @@ def test_history_grows_no_longer_than_it_may() -> None:
         history.append(0.1, optimizer_module.STRONGEST_DECAY / 0.1)
     assert history.full
     assert np.isfinite(history.waiting(torch.arange(optimizer_module.LONGEST + 1)).numpy()).all()
+
+
+@pytest.mark.parametrize("rate", [1.0, 25.0])
+def test_w_and_v_learn_at_a_multiple_of_the_rate(bench: "Bench", rate: float) -> None:
+    """The first step of Adam is as long as the learning rate, whatever the gradient."""
+    first = {"distance_weight": 0.25, "distance_shift": 0.5}
+    start = {f"{name}_init": number for name, number in first.items()}
+    config = bench.config(train_steps=1, train_lr=1e-3, train_distance_rate=rate, model_attention_options=start)
+    for layer in bench.fit(config)["distances"].values():
+        for name, numbers in layer.items():
+            np.testing.assert_allclose(np.abs(np.array(numbers) - first[name]), 1e-3 * rate, rtol=2e-3)

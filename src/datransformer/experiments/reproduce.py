@@ -30,6 +30,7 @@ from datransformer.experiments.runs import (
 )
 from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS, Planned, find_data, plan_study, studies_of
 from datransformer.ops.checks import check_positive_int
+from datransformer.train.config import RunConfig
 from datransformer.train.errors import Interrupted
 from datransformer.train.fit import differences
 from datransformer.train.launch import launch
@@ -98,26 +99,36 @@ def reproduce(
             if (record := records[planned.name]) is not None:
                 board.end(planned, record, now=False)
         ended = share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(), board.begin)
+        done = 0
         try:
             for planned, record in ended:
                 records[planned.name] = record
                 board.end(planned, record)
+                done += 1
         except Interrupted as error:
             raise Interrupted(STOPPED) from error
-    if todo:
-        about = {"runs": len(todo), "seconds": round(time.time() - began, 1), "together": together}
-        path = out / RESULTS / CALLS
-        calls = read_json(path)["calls"] if path.exists() else []
-        calls.append({**about, "processes": processes, **machine(torch.device(where))})
-        write_record(path, {"calls": calls})
+        finally:
+            if done:
+                about = {"runs": done, "seconds": round(time.time() - began, 1), "together": together}
+                _note_call(out, {**about, "processes": processes, **machine(torch.device(where))})
     return [record for record in records.values() if record is not None]
 
 
+def _note_call(out: Path, about: Record) -> None:
+    """Add to the list of calls how long this one took, to its end or until it was stopped."""
+    path = out / RESULTS / CALLS
+    calls = read_json(path)["calls"] if path.exists() else []
+    write_record(path, {"calls": [*calls, about]})
+
+
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what comes out, as they are in a file."""
-    train = {name: value for name, value in settings.get("train", {}).items() if name not in AS_IT_PLEASES}
-    decisive: dict[str, Any] = json.loads(json.dumps({**settings, "train": train}))
-    return decisive
+    """The settings that decide what comes out, as they are in a file; one that it does not know has its default."""
+    decisive: dict[str, Any] = settings_of(RunConfig())
+    for name, value in settings.items():
+        decisive[name] = {**decisive[name], **value} if isinstance(decisive.get(name), dict) else value
+    for name in AS_IT_PLEASES:
+        del decisive["train"][name]
+    return json.loads(json.dumps(decisive))  # type: ignore[no-any-return]
 
 
 def _read_finished(out: Path, planned: Planned) -> Record | None:

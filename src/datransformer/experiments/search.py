@@ -16,7 +16,7 @@ from typing import Any
 from datransformer.data.store import write_text
 from datransformer.experiments.processes import process_count, share_out
 from datransformer.experiments.reproduce import DATA, LANES
-from datransformer.experiments.runs import Place, Shelf, run_all
+from datransformer.experiments.runs import Place, Record, Shelf, run_all
 from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
@@ -147,13 +147,18 @@ def plan_round(name: str, data_dir: Path, out: Path, device: str) -> Iterator[tu
                     yield trial, Planned(study, variant, seed, "", config, f"{number}-{place}-{study}")
 
 
+def run_trials(todo: Sequence[Planned], out: Path, device: str, where: str) -> Iterator[tuple[Planned, Record]]:
+    """Run without a test set, on a GPU several at a time; each with its record, as they end."""
+    place = Place(out, out / "cache", device, LANES if where == "cuda" else 1, test=False)
+    processes = process_count(where)
+    return share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(place.test))
+
+
 def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "auto", reporter: Reporter) -> Path:
     """Run rounds, and add what came of them to ``search.json``; what is there already is not run again."""
     where = launch(device, "32-true").device.type
     plan = [(name, *one) for name in names for one in plan_round(name, data_dir, out, where)]
-    place = Place(out, out / "cache", device, LANES if where == "cuda" else 1, test=False)
     trials = {planned.name: (name, trial) for name, trial, planned in plan}
-    processes = process_count(where)
     todo = [planned for _, _, planned in plan]
     path = out / SEARCH
     about: dict[str, Any] = {"note": "", "chosen": {}, "trials": []}
@@ -162,9 +167,7 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
     rows: list[dict[str, Any]] = about["trials"]
     seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*trials[one.name], one.study, one.variant, one.seed) not in seen]
-    for planned, record in (
-        share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(place.test))
-    ):
+    for planned, record in run_trials(todo, out, device, where):
         name, trial = trials[planned.name]
         row = {"round": name, "trial": trial, "study": planned.study, "variant": planned.variant, "seed": planned.seed}
         if "failed" in record:

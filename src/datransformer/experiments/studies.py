@@ -240,10 +240,11 @@ def plan_study(study: str, seeds: int, data: Settings, caveat: str = "", device:
     ]
 
 
-def config_of(study: str, variant: str, seed: int, data: Settings) -> RunConfig:
-    """The settings of one run: the choices for all, those of the study, of the data and of the variant."""
+def config_of(study: str, variant: str, seed: int, data: Settings, changed: Settings | None = None) -> RunConfig:
+    """The settings of one run: the choices for all, those of the study, of the data, of the variant, and changes."""
     chosen = {name: choice.value for name, choice in {**CHOICES, **STUDIES[study].choices}.items()}
-    settings = {**chosen, **STUDIES[study].settings, **data, **VARIANTS[variant].settings, "train.seed": seed}
+    own = {**VARIANTS[variant].settings, **(changed or {}), "train.seed": seed}
+    settings = {**chosen, **STUDIES[study].settings, **data, **own}
     values: dict[str, Any] = {}
     for name, value in settings.items():
         *parents, last = name.split(".")

@@ -79,12 +79,39 @@ def attention(
         distances, _widen(distance_weight).to(wide), _widen(distance_shift).to(wide), mapping
     )  # [H, Nq+Nk]
     coefficients = toeplitz(coefficients, query_length, key_length)  # [H, Nq, Nk]
+    output, weights = adjusted_attention(
+        query,
+        key,
+        value,
+        coefficients,
+        adjust=adjust,
+        key_padding_mask=key_padding_mask,
+        attn_mask=attn_mask,
+        causal=causal,
+        dropout_p=dropout_p,
+        scale=scale,
+    )
+    return _narrow(output, dtype), _narrow(weights, dtype)
 
+
+def adjusted_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    coefficients: Tensor,
+    *,
+    adjust: str,
+    key_padding_mask: Tensor | None,
+    attn_mask: Tensor | None,
+    causal: bool,
+    dropout_p: float,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attention whose scores are adjusted by any ``coefficients`` [heads, query, key]; the output and the weights."""
     hidden, bias = combine_masks(query, key, key_padding_mask, attn_mask, causal)
-    scores = (query @ key.mT).to(wide) * scale  # [B, H, Nq, Nk]
+    scores = (query @ key.mT).to(coefficients.dtype) * scale  # [B, H, Nq, Nk]
     weights = ADJUSTMENTS[adjust](scores, coefficients, masked_softmax(hidden, bias))
     weights = hide(weights, hidden, 0.0)
     weights = torch.dropout(weights, dropout_p, train=True) if dropout_p > 0 else weights
     weights = weights.to(value.dtype)
-    output = weights @ value  # [B, H, Nq, D]
-    return _narrow(output, dtype), _narrow(weights, dtype)
+    return weights @ value, weights  # [B, H, Nq, D], [B, H, Nq, Nk]

@@ -10,8 +10,8 @@ import numpy as np
 from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.machine import markdown
-from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS
-from datransformer.experiments.studies import CHOICES, LINEAR, STUDIES, TABLES, VARIANTS
+from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS, RUNS
+from datransformer.experiments.studies import CHOICES, LINEAR, STUDIES, TABLES, VARIANTS, plan_study
 from datransformer.report.comparisons import Key, compare_all
 from datransformer.report.html_page import html_page
 from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
@@ -109,8 +109,11 @@ def _introduction(results: Results) -> list[str]:
     seconds = sum(call["seconds"] for call in results.calls)
     took = f", in {seconds / 60:,.1f} minutes" if results.calls else ""
     seeds = max(map(len, variants), default=0)
+    planned = sum(len(plan_study(study, RUNS, {})) for study in results.studies)
+    missing = planned - len(records)
+    part = f" **{missing:,} of the {planned:,} runs that {RUNS} seeds take are missing.**" if missing > 0 else ""
     return [
-        f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}{took}. "
+        f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}{took}.{part} "
         "`datransformer reproduce` made them; "
         "`datransformer report` turns what they left into this page. A cell is the mean over runs ± their standard "
         "deviation, on the test set; the best is bold, the second best underlined. An interval over items is where 95 "

@@ -35,6 +35,7 @@ class TrainConfig:
         max_tokens: Tokens a batch, padding included, in each process.
         accumulate: Batches that make up one optimiser step.
         lr: Learning rate.
+        distance_rate: Learning rate of the w and v of distance-aware attention, as a multiple of ``lr``.
         weight_decay: Decoupled weight decay.
         warmup: Steps in which the rate rises from 0.
         schedule: ``constant``, or ``cosine`` down to 0 at the last step.
@@ -62,6 +63,7 @@ class TrainConfig:
     max_tokens: int = 32_768
     accumulate: int = 1
     lr: float = 1e-3
+    distance_rate: float = 1.0
     weight_decay: float = 0.0
     warmup: int = 0
     schedule: str = "constant"
@@ -93,8 +95,9 @@ class TrainConfig:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected 0 or more")
         if self.seed >= 2**63:
             raise ValueError(f"seed: got {self.seed}, expected a number below 2**63")
-        if not 0 < self.lr < float("inf"):
-            raise ValueError(f"lr: got {self.lr}, expected a positive number")
+        for name in ("lr", "distance_rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing: got {self.label_smoothing}, expected a number from 0 to 1")
         check_choice("precision", self.precision, PRECISIONS)

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.optim.adamw import adamw
 
 from datransformer.data.batches import Batch
-from datransformer.train.optimizer import gradients
+from datransformer.train.optimizer import FACTOR, gradients
 
 MOST = 64  # shapes that get a graph; others run eagerly
 # What an index has where there is nothing; candidates that do not exist would have no finite loss to be weighted by 0.
@@ -116,8 +116,8 @@ class GraphedStep:
 
     Args:
         model: On its CUDA device.
-        optimizer: A torch.optim.AdamW of its parameters in one group; its state is used and changed, its ``step``
-            never called.
+        optimizer: A torch.optim.AdamW of its parameters as `in_groups` has them; its state is used and changed, its
+            ``step`` never called.
         losses: The loss of each example from the model's inputs and a batch with targets.
         autocast: Enters mixed precision.
         clip: Largest norm of the gradient; 0 does not clip.
@@ -181,13 +181,17 @@ class GraphedStep:
         self._broken.copy_(torch.maximum(self._broken, 1 - finite))
         if self._clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
-        options = self._optimizer.param_groups[0]
-        moved = [parameter for parameter in self._parameters if parameter.grad is not None]
-        states = [self._optimizer.state[parameter] for parameter in moved]
+        for options in self._optimizer.param_groups:
+            self._move([parameter for parameter in options["params"] if parameter.grad is not None], options)
+        return torch.stack((loss, norm.to(loss)))
+
+    def _move(self, parameters: list[nn.Parameter], options: dict[str, Any]) -> None:
+        """A step of AdamW."""
+        states = [self._optimizer.state[parameter] for parameter in parameters]
         averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
         adamw(
-            moved,  # type: ignore[arg-type]
-            gradients(moved),
+            parameters,  # type: ignore[arg-type]
+            gradients(parameters),
             averages,
             squares,
             [],
@@ -198,12 +202,11 @@ class GraphedStep:
             amsgrad=False,
             beta1=options["betas"][0],
             beta2=options["betas"][1],
-            lr=self._rate,
+            lr=self._rate if options[FACTOR] == 1 else self._rate * options[FACTOR],
             weight_decay=options["weight_decay"],
             eps=options["eps"],
             maximize=False,
         )
-        return torch.stack((loss, norm.to(loss)))
 
     def _step(self, tensors: dict[str, Tensor]) -> Tensor:
         return self._update(*self._differentiate(tensors))

@@ -26,7 +26,7 @@ from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted, TrainingError
 from datransformer.train.graphs import GraphedStep, Packed, pack
 from datransformer.train.launch import worker_of
-from datransformer.train.optimizer import RowAdamW, clip, gradients, own_tables, reason_against
+from datransformer.train.optimizer import FACTOR, RowAdamW, clip, gradients, in_groups, own_tables, reason_against
 from datransformer.train.progress import Reporter
 from datransformer.train.run import BOARD, CHECKPOINTS, METRICS, WEIGHTS
 from datransformer.train.tasks import LOWER_IS_BETTER, Task
@@ -142,7 +142,12 @@ class Loop:
         self.fabric, self.reporter = fabric, reporter
         self.metric = task.metric
         self.sign = -1 if self.metric in LOWER_IS_BETTER else 1
-        self.rows = RowAdamW(model.parameters(), self._waiting_tables(), lr=config.lr, weight_decay=config.weight_decay)
+        self.rows = RowAdamW(
+            in_groups(model, config.distance_rate),
+            self._waiting_tables(),
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+        )
         compiled: Any = torch.compile(model, dynamic=True) if config.compile else model
         self.model, self.optimizer = fabric.setup(compiled, self.rows)
         self.worker = worker_of(fabric)
@@ -275,7 +280,7 @@ class Loop:
 
     def _take_step(self, group: Plan) -> None:
         for options in self.optimizer.param_groups:
-            options["lr"] = self.config.lr * self._rate(self.state.step)
+            options["lr"] = self.config.lr * self._rate(self.state.step) * options[FACTOR]
         loss, norm = self._gradients(group)
         value, length = torch.stack((loss, norm.to(loss))).tolist()
         if not (math.isfinite(value) and math.isfinite(length)):

@@ -42,6 +42,8 @@ BLOCK = 2048  # rows at a time: what is computed on the way stays in the cache
 ELEMENTS = 512  # at a time, for those that are added up term by term
 STRONGEST_DECAY = 0.1  # lr λ: with much more, W would leave the range of numbers within `LONGEST` steps
 AVERAGE, SQUARE = "exp_avg", "exp_avg_sq"  # m and v, as torch's AdamW names them
+FACTOR = "factor"  # of a group: what the learning rate is multiplied by for it
+DISTANCES = ("distance_weight", "distance_shift")  # how the w and v of a layer are called
 LAST, HISTORY = "last", "history"  # what a state has beside a dense AdamW's while rows are behind
 
 Array = npt.NDArray[np.float64]
@@ -358,7 +360,7 @@ class RowAdamW(torch.optim.AdamW):
     optimiser with other embeddings or none, too.
 
     Args:
-        parameters: All parameters, those of the embeddings among them.
+        parameters: All parameters, those of the embeddings among them, or groups of them.
         embeddings: Those whose rows wait; their weights may be read through `waiting_rows` only.
         lr: Learning rate.
         weight_decay: Decoupled weight decay.
@@ -366,7 +368,7 @@ class RowAdamW(torch.optim.AdamW):
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        parameters: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         embeddings: Iterable[nn.Embedding] = (),
         *,
         lr: float,
@@ -459,6 +461,15 @@ def reason_against(rate: float, weight_decay: float) -> str | None:
     if rate * weight_decay > STRONGEST_DECAY:
         return f"lr · weight_decay is {rate * weight_decay}, more than {STRONGEST_DECAY}"
     return None
+
+
+def in_groups(model: nn.Module, distance_rate: float) -> list[dict[str, Any]]:
+    """All parameters of a model, the w and v of its heads apart: each group with its multiple of the learning rate."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        factor = distance_rate if name.rpartition(".")[2] in DISTANCES else 1.0
+        groups.setdefault(factor, []).append(parameter)
+    return [{"params": parameters, FACTOR: factor} for factor, parameters in groups.items()]
 
 
 def own_tables(model: nn.Module) -> list[nn.Embedding]:

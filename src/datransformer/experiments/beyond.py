@@ -1,0 +1,139 @@
+"""What might make distance-aware attention better than the paper has it, tried on dev, with no test set in sight.
+
+    python -m datransformer.experiments.beyond --data-dir D --out DIR
+
+What came of it is a line of ``beyond.json``, which `datransformer report` holds against the runs of the reproduction.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from datransformer.data.store import write_text
+from datransformer.experiments.paper import OURS
+from datransformer.experiments.reproduce import DATA
+from datransformer.experiments.search import run_trials
+from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors
+from datransformer.nn.distance_aware import DistanceAwareAttention
+from datransformer.nn.mixers import MIXERS
+from datransformer.nn.multihead import MixOptions
+from datransformer.ops.mapping import MAPPINGS
+from datransformer.ops.reference import adjusted_attention
+from datransformer.ops.relative import relative_positions, toeplitz
+from datransformer.train.launch import launch
+from datransformer.train.progress import Reporter
+from datransformer.train.run import read_json
+
+BEYOND = "beyond.json"
+
+
+class _Weighted(DistanceAwareAttention):
+    """Distance-aware attention that weights distances in another way, in plain torch."""
+
+    def weighted(self, positions: Tensor) -> Tensor:
+        """What goes into the mapping, [heads, offsets], from query position − key position [offsets]."""
+        raise NotImplementedError
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, *, return_weights: bool, **options: Unpack[MixOptions]
+    ) -> tuple[Tensor, Tensor | None]:
+        lengths = query.shape[-2], key.shape[-2]
+        positions = relative_positions(*lengths, like=query).to(self.distance_weight.dtype)  # [Nq+Nk]
+        shift = self.distance_shift.unsqueeze(-1)  # [H, 1]
+        coefficients = toeplitz(MAPPINGS[self.mapping](self.weighted(positions), shift), *lengths)  # [H, Nq, Nk]
+        scale = query.shape[-1] ** -0.5
+        output, weights = adjusted_attention(
+            query, key, value, coefficients, adjust=self.adjust, scale=scale, **options
+        )
+        return output, weights if return_weights else None
+
+
+class LogDistance(_Weighted):
+    """w · log(1 + |i − j|): the difference between 1 and 2 words counts as much as that between 10 and 20 or so."""
+
+    def weighted(self, positions: Tensor) -> Tensor:
+        return self.distance_weight.unsqueeze(-1) * positions.abs().log1p()
+
+
+class SignedDistance(_Weighted):
+    """One w for keys before the query, and one for keys behind it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.distance_weight_behind = nn.Parameter(self.distance_weight.detach().clone())  # [H]
+
+    def weighted(self, positions: Tensor) -> Tensor:
+        before, behind = self.distance_weight.unsqueeze(-1), self.distance_weight_behind.unsqueeze(-1)
+        return torch.where(positions < 0, behind, before) * positions.abs()
+
+
+OWN_MIXERS = {"log_distance": LogDistance, "signed_distance": SignedDistance}
+
+
+def _spread(most: float, heads: int = 16) -> list[float]:
+    return [most * (2 * head / (heads - 1) - 1) for head in range(heads)]
+
+
+OPTIONS: dict[str, Settings] = {
+    "w and v at 10 times the rate": {"train.distance_rate": 10.0},
+    "w and v at 50 times the rate": {"train.distance_rate": 50.0},
+    "w from −2 to 2 at first": {"model.attention_options": {"distance_weight_init": _spread(2.0)}},
+    "w = 0 at first": {"model.attention_options": {"distance_weight_init": 0.0}},
+    "log distance": {"model.attention": "log_distance"},
+    "signed distance": {"model.attention": "signed_distance"},
+    "two layers": {"model.layers": 2},
+}
+SEEDS = {"sst": 5, "ag": 3, "snli": 3, "amazon": 2, "mind": 3}  # by study: fewer where a run takes longer
+
+
+def plan_options(data_dir: Path, out: Path, device: str) -> list[tuple[str, Planned]]:
+    """All runs, each with the name of its option, a seed of all studies before the next."""
+    plan = []
+    for study, seeds in SEEDS.items():
+        found = find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]
+        data = {**found, "train.precision": PRECISION[device]}
+        for place, (option, settings) in enumerate(OPTIONS.items()):
+            for seed in range(seeds):
+                config = config_of(study, OURS, seed, data, settings)
+                plan.append((option, Planned(study, OURS, seed, "", config, f"{place}-{study}")))
+    return sorted(plan, key=lambda one: one[1].seed)
+
+
+def go_beyond(data_dir: Path, out: Path, *, device: str = "auto", reporter: Reporter) -> Path:
+    """Run them, and add what came of them to ``beyond.json``; what is there already is not run again."""
+    where = launch(device, "32-true").device.type
+    path = out / BEYOND
+    about: dict[str, Any] = read_json(path) if path.exists() else {"note": "", "rows": []}
+    rows: list[dict[str, Any]] = about["rows"]
+    seen = {(row["option"], row["study"], row["seed"]) for row in rows}
+    plan = [one for one in plan_options(data_dir, out, where) if (one[0], one[1].study, one[1].seed) not in seen]
+    options = {planned.name: option for option, planned in plan}
+    for planned, record in run_trials([planned for _, planned in plan], out, device, where):
+        option = options[planned.name]
+        if "failed" in record:
+            reporter.say(f"{option}, {planned.study}: {record['failed']}")
+            continue
+        dev = record["metrics"]["dev"]
+        rows.append({"option": option, "study": planned.study, "seed": planned.seed, "dev": dev})
+        reporter.say(f"{len(rows)}: {option}, {planned.study}: {dev}")
+        write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
+    return path
+
+
+def main() -> None:
+    """Try all options."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    print(go_beyond(arguments.data_dir, arguments.out, reporter=Reporter()))  # noqa: T201
+
+
+if __name__ in ("__main__", "__mp_main__"):  # the second in processes that runs are shared out to
+    MIXERS.update(OWN_MIXERS)
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What goes beyond the paper: other distances against plain arithmetic, and options that never see the test set."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from datransformer.experiments import beyond
+from datransformer.experiments.beyond import LogDistance, SignedDistance
+from datransformer.experiments.studies import Settings
+from datransformer.nn.distance_aware import DistanceAwareAttention
+from datransformer.nn.mixers import MIXERS
+from datransformer.report.records import Results
+from datransformer.report.searched import beyond_the_paper
+from datransformer.train.progress import Reporter
+
+
+def by_hand(layer: DistanceAwareAttention, kind: str, query: int, key: int, head: int) -> float:
+    """The coefficient of a pair, as the class says it."""
+    w, v = layer.distance_weight.detach()[head], layer.distance_shift.detach()[head]
+    apart = torch.tensor(float(abs(query - key)))
+    if kind == "log":
+        apart = torch.log(1 + apart)
+    elif isinstance(layer, SignedDistance) and key > query:
+        w = layer.distance_weight_behind.detach()[head]
+    return float((1 + v.exp()) / (1 + (v - w * apart).exp()))
+
+
+@pytest.mark.parametrize("kind", ["log", "signed"])
+def test_distances_are_weighted_as_the_class_says(kind: str) -> None:
+    torch.manual_seed(0)
+    layer = (LogDistance if kind == "log" else SignedDistance)(8, 2, 4)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    inputs = torch.randn(1, 5, 8)
+    _, weights = layer(inputs, inputs, inputs, average_attn_weights=False)
+    query, key, _ = layer.project(inputs, inputs, inputs)
+    scores = (query @ key.mT)[0].relu() / 2  # √4
+    for head in range(2):
+        factors = torch.tensor([[by_hand(layer, kind, i, j, head) for j in range(5)] for i in range(5)])
+        torch.testing.assert_close(weights[0, head], (scores[head] * factors).softmax(-1))
+
+
+def test_signed_distance_starts_as_the_plain_one() -> None:
+    torch.manual_seed(0)
+    signed, plain = SignedDistance(8, 2, 4), DistanceAwareAttention(8, 2, 4)
+    weights = signed.state_dict()
+    del weights["distance_weight_behind"]
+    plain.load_state_dict(weights)
+    inputs = torch.randn(2, 5, 8)
+    hidden = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    outputs = [layer(inputs, inputs, inputs, hidden, need_weights=False)[0] for layer in (signed, plain)]
+    torch.testing.assert_close(*outputs)
+
+
+def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, mixer in beyond.OWN_MIXERS.items():
+        monkeypatch.setitem(MIXERS, name, mixer)
+    small = {"model.embed_dim": 8, "model.heads": 2, "model.head_dim": 4, "train.epochs": 1}
+    options: dict[str, Settings] = {"log": {"model.attention": "log_distance"}, "rate": {"train.distance_rate": 10.0}}
+    monkeypatch.setattr(beyond, "OPTIONS", {name: {**small, **one} for name, one in options.items()})
+    monkeypatch.setattr(beyond, "SEEDS", {"sst": 2})
+    out = tmp_path / "out"
+    path = beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False))
+    first = json.loads(path.read_text())
+    assert [(row["option"], row["seed"]) for row in first["rows"]] == [(o, s) for s in (0, 1) for o in options]
+    records = [json.loads(one.read_text()) for one in (out / "results").glob("*/*.json")]
+    assert {record["settings"]["model"]["attention"] for record in records} == {"log_distance", "distance_aware"}
+    assert all(set(record["metrics"]) == {"dev"} for record in records)
+    assert beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False)) == path
+    assert json.loads(path.read_text()) == first
+    assert [line.split(" | ")[0] for line in beyond_the_paper(Results({}), first)[-2:]] == ["| log", "| rate"]
