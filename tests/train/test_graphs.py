@@ -16,7 +16,7 @@ from datransformer.models.config import ModelConfig
 from datransformer.train.config import RunConfig, TrainConfig
 from datransformer.train.errors import TrainingError
 from datransformer.train.fit import Data, fit
-from datransformer.train.graphs import grid, pack, pad_batch, unpack
+from datransformer.train.graphs import SHORT, as_inputs, grid, pack, pad_batch, unpack
 
 NONE = -1
 TOKENS = torch.tensor([[3, 4, 5], [6, 7, 0]])
@@ -32,16 +32,24 @@ BATCHES = {
 }
 
 
+@pytest.mark.parametrize("long", [(), (0,), (1,), (0, 1)])
 @pytest.mark.parametrize("task", BATCHES)
-def test_a_padded_batch_has_the_same_loss_and_gradients(task: str) -> None:
+def test_a_padded_batch_has_the_same_loss_and_gradients(task: str, long: tuple[int, ...]) -> None:
+    """Of short texts, of long ones, and where they come in two parts, of both."""
     config = ModelConfig(heads=2, head_dim=6, embed_dim=11, feedforward_dim=13, dropout=0.0, pair="siamese")
     model = build_model(task, 9, 3, config)
-    batch = Batch(BATCHES[task], torch.tensor([0, 1]), np.array([1, 2]), 5)
+    texts = dict(BATCHES[task])
+    name = next(iter(texts))
+    texts[name] = torch.nn.functional.pad(texts[name], (0, SHORT + 1))
+    for row in long:
+        texts[name][row, 3:] = torch.arange(SHORT + 1) % 8 + 1
+    batch = Batch(texts, torch.tensor([0, 1]), np.array([1, 2]), 5)
     padded, weights = pad_batch(batch, 2)
+    assert (f"{name}.1" in padded.inputs) == (len(long) == 1 and task in ("document", "recommend"))
     results = []
     for inputs, targets, scale in (
-        (batch.inputs, batch.targets, torch.full((2,), 0.5)),
-        (padded.inputs, padded.targets, weights),
+        (as_inputs(batch.inputs), batch.targets, torch.full((2,), 0.5)),
+        (as_inputs(padded.inputs), padded.targets, weights),
     ):
         assert targets is not None
         model.zero_grad()

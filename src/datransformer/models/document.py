@@ -22,10 +22,11 @@ class DocumentModel(nn.Module):
         self.document = SequenceEncoder(config)
         self.head = build_head(config.encoder_dim, config, classes)
 
-    def forward(self, tokens: Tensor, sentences: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor | tuple[Tensor, ...], sentences: Tensor) -> Tensor:
         """``tokens`` [all sentences, length], 0 = padding; ``sentences`` [batch, sentences] rows of it, −1 = none.
 
-        Sentences of all documents lie in one list, so that none is padded with empty ones before it is encoded.
+        Sentences of all documents lie in one list, so that none is padded with empty ones before it is encoded. The
+        list may be in parts of unlike length.
         """
         vectors, padding = gather(self.text.in_groups(tokens), sentences)  # [B, S, E]
         answer: Tensor = self.head(self.document(vectors, padding))

@@ -20,11 +20,12 @@ class Recommender(nn.Module):
         self.text = TextEncoder(vocabulary, config)
         self.user = SequenceEncoder(config)
 
-    def forward(self, titles: Tensor, history: Tensor, candidates: Tensor) -> Tensor:
+    def forward(self, titles: Tensor | tuple[Tensor, ...], history: Tensor, candidates: Tensor) -> Tensor:
         """Click scores [batch, candidates], −inf for those that are padding.
 
         Args:
-            titles: ``[news, length]`` token ids of every news item that the batch names, 0 = padding.
+            titles: ``[news, length]`` token ids of every news item that the batch names, 0 = padding; they may be in
+                parts of unlike length.
             history: ``[batch, clicked]`` rows of ``titles``, −1 = none, oldest first.
             candidates: ``[batch, candidates]`` rows of ``titles``, −1 = none.
         """

@@ -57,11 +57,14 @@ class TextEncoder(nn.Module):
         projected: Tensor = self.projection(words if self.scale == 1 else words * self.scale)
         return projected
 
-    def in_groups(self, tokens: Tensor) -> Tensor:
+    def in_groups(self, tokens: Tensor | tuple[Tensor, ...]) -> Tensor:
         """As `forward`, for texts of unlike lengths: on a CPU in `GROUPS` by length, each as wide as its longest.
 
-        A GPU is quicker with one wide batch, and a CUDA graph has shapes that do not depend on what is in the batch.
+        A GPU is quicker with one wide batch, and a CUDA graph has shapes that do not depend on what is in the batch:
+        there the caller may have parted them already, rows counted through all parts.
         """
+        if isinstance(tokens, tuple):
+            return torch.cat([self(part) for part in tokens])
         if torch.compiler.is_compiling() or tokens.device.type != "cpu" or len(tokens) < GROUPS:
             return self(tokens)  # type: ignore[no-any-return]
         places = torch.arange(1, tokens.shape[1] + 1)

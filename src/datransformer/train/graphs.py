@@ -24,33 +24,71 @@ MOST = 64  # shapes that get a graph; others run eagerly
 # What an index has where there is nothing; candidates that do not exist would have no finite loss to be weighted by 0.
 FILL = {"sentences": -1, "history": -1}
 
-Losses = Callable[[dict[str, Tensor], Batch], Tensor]
+ROWS = ("tokens", "titles")  # texts that an index names by their rows
+SHORT = 16  # texts of up to so many tokens are encoded apart from longer ones, which most are not
+
+Inputs = dict[str, Tensor | tuple[Tensor, ...]]
+Losses = Callable[[Inputs, Batch], Tensor]
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]  # name, type and shape of each tensor
 TARGETS, WEIGHTS = "targets", "weights"
 ALIGNED = 16  # bytes
 
 
-def grid(size: int) -> int:
-    """The next size on a grid that is coarse enough to be met again: multiples of 8, then four to each doubling."""
-    step = max(8, 1 << (size - 1).bit_length() >> 3)
+def grid(size: int, *, least: int = 8, steps: int = 4) -> int:
+    """The next size on a grid coarse enough to be met again: multiples of ``least``, then ``steps`` a doubling."""
+    step = max(least, (1 << (size - 1).bit_length()) // (2 * steps))
     return -(-size // step) * step
 
 
 def pad_batch(batch: Batch, total: int) -> tuple[Batch, Tensor]:
     """The batch with every axis padded to the grid, and the weight of each example: 1 / total, or 0 for padding.
 
-    The number of candidates is the same in all batches and stays.
+    The number of candidates is the same in all batches and stays. Texts that an index names are in two parts, the
+    short ones and the others; `as_inputs` makes a tuple of them.
     """
     assert batch.targets is not None
     inputs = {}
-    for name, tensor in batch.inputs.items():
+    for name, tensor in _parted(batch.inputs).items():
         rows, columns = tensor.shape
+        part = name.partition(".")[2]
+        high = grid(rows, least=16, steps=2) if part else grid(rows)
         wide = columns if name == "candidates" else grid(columns)
-        inputs[name] = F.pad(tensor, (0, wide - columns, 0, grid(rows) - rows), value=FILL.get(name, 0))
+        inputs[name] = F.pad(tensor, (0, wide - columns, 0, high - rows), value=FILL.get(name, 0))
     count = len(batch.targets)
     extra = grid(count) - count
     weights = F.pad(torch.full((count,), 1 / total, dtype=torch.float32), (0, extra))
     return Batch(inputs, F.pad(batch.targets, (0, extra)), batch.rows, batch.tokens), weights
+
+
+def _parted(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Texts that an index names in two parts, ``.0`` the short ones and ``.1`` the others, if there are both.
+
+    A batch is as wide as its longest text. Without this, most of a document's sentences would be padding.
+    """
+    name = next((name for name in ROWS if name in inputs), "")
+    indices = {key: tensor for key, tensor in inputs.items() if key != name}
+    if not name or not indices:
+        return inputs
+    texts = inputs[name]
+    is_long = (texts[:, SHORT:] != 0).any(1)
+    longer = int(is_long.sum())
+    if longer in (0, len(texts)):
+        return inputs
+    behind = grid(len(texts) - longer, least=16, steps=2)  # where the second part begins once the first is padded
+    places = torch.where(is_long, behind - 1 + is_long.cumsum(0), (~is_long).cumsum(0) - 1)
+    moved = {key: torch.where(index < 0, index, places[index.clamp(min=0)]) for key, index in indices.items()}
+    return {f"{name}.0": texts[~is_long, :SHORT], f"{name}.1": texts[is_long], **moved}
+
+
+def as_inputs(tensors: dict[str, Tensor]) -> Inputs:
+    """What a model takes: parts of one input together."""
+    inputs: Inputs = {}
+    for name, tensor in tensors.items():
+        whole, _, part = name.partition(".")
+        before = inputs.get(whole, ())
+        assert isinstance(before, tuple)
+        inputs[whole] = (*before, tensor) if part else tensor
+    return inputs
 
 
 @dataclass(frozen=True)
@@ -170,7 +208,7 @@ class GraphedStep:
             parameter.grad = None
         batch = Batch({}, targets, np.empty(0, np.int64), 0)
         with self._autocast():
-            losses = self._losses(inputs, batch)
+            losses = self._losses(as_inputs(inputs), batch)
         loss = (losses * weights.to(losses.dtype)).sum()
         loss.backward()
         return loss.detach(), torch.nn.utils.get_total_norm(gradients(self._parameters))

@@ -24,7 +24,7 @@ from datransformer.data.store import write_text
 from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted, TrainingError
-from datransformer.train.graphs import GraphedStep, Packed, pack
+from datransformer.train.graphs import GraphedStep, Inputs, Packed, pack
 from datransformer.train.launch import worker_of
 from datransformer.train.optimizer import FACTOR, RowAdamW, clip, gradients, in_groups, own_tables, reason_against
 from datransformer.train.progress import Reporter
@@ -345,7 +345,7 @@ class Loop:
             loss = fabric.all_reduce(loss, reduce_op="sum")  # type: ignore[assignment]
         return loss, norm
 
-    def _losses_of(self, inputs: dict[str, Tensor], batch: Batch) -> Tensor:
+    def _losses_of(self, inputs: Inputs, batch: Batch) -> Tensor:
         return self.task.losses(self.raw(**inputs), batch)
 
     def _step_seed(self) -> int:
