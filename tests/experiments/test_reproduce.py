@@ -283,15 +283,56 @@ def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypa
     assert all((tmp_path / "results" / f"{name}.json").exists() for name in records)
 
 
+def die(*_: Any) -> None:
+    os.abort()
+
+
+def end_once(connection: Any, place: runs.Place) -> None:
+    """A process that is told to end by somebody else, once."""
+    if not (place.out / "ended").exists():
+        connection.send(processes.ROOM)
+        connection.recv()
+        (place.out / "ended").touch()
+        connection.send(processes.DONE)
+        return
+    processes_work(connection, place)
+
+
+def write_and_die(connection: Any, place: runs.Place) -> None:
+    connection.send(processes.ROOM)
+    planned = connection.recv()
+    runs.write_record(runs.record_path(place.out, planned), {"metrics": {"dev": {}}, "seed": planned.seed})
+    os.abort()
+
+
+processes_work = processes._work
+
+
+@pytest.mark.parametrize(("work", "done"), [(end_once, True), (write_and_die, True), (die, False)])
+def test_no_run_is_lost_whatever_ends_a_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any, done: bool
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # where a process finds this module
+    monkeypatch.setattr(processes, "_work", work)
+    plan = [
+        replace(planned, config=replace(planned.config, train=replace(planned.config.train, steps=1)))
+        for planned in studies.plan_study("probe", 1, {"files.dataset": "probe"})[:2]
+    ]
+    ended = list(processes.share_out(plan, runs.Place(tmp_path, tmp_path / "cache", "cpu", 1), 1))
+    assert [planned.name for planned, _ in ended] == [planned.name for planned in plan]
+    assert ["metrics" in record for _, record in ended] == [done] * 2
+
+
 def test_processes_that_die_at_their_start_do_not_go_on_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes, "_work", os.abort)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])
+    monkeypatch.setattr(processes, "_work", die)
     plan = studies.plan_study("probe", 1, {"files.dataset": "probe"})[:3]
     place = runs.Place(tmp_path, tmp_path / "cache", "cpu", 1)
     records = list(processes.share_out(plan, place, 2))
     assert [planned for planned, _ in records] == plan
-    assert all("exit code" in record["failed"] for _, record in records)
+    assert all("exit code -6" in record["failed"] for _, record in records)
 
 
 def test_the_time_left_is_told_once_it_can_be_known() -> None:

@@ -10,7 +10,16 @@ from typing import Any
 
 import torch
 
-from datransformer.experiments.runs import Place, Record, Shelf, failed_record, record_path, run_all, write_record
+from datransformer.experiments.runs import (
+    Place,
+    Record,
+    Shelf,
+    failed_record,
+    finished_record,
+    record_path,
+    run_all,
+    write_record,
+)
 from datransformer.experiments.studies import LINEAR, Planned
 from datransformer.train.errors import Interrupted
 from datransformer.train.loop import stop_signals
@@ -18,6 +27,7 @@ from datransformer.train.loop import stop_signals
 CORES = 4  # of the computer for each process: Python, not the GPU, is what many small runs wait for
 MOST_PROCESSES = 4
 STOPPED = "stopped; the same command goes on from there"
+BROKEN = "CUDA error"  # of a kind that leaves no device to the process
 ROOM, DONE, STOP = "room", "done", "stop"  # what processes tell each other beside runs and records
 PATIENCE = 60.0  # seconds that a process has to end
 
@@ -44,7 +54,7 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
                 for connection in multiprocessing.connection.wait(list(busy), timeout=1):
                     worker = busy[connection]  # type: ignore[index]
                     yield from worker.receive()
-                    if not worker.busy and worker.queue:  # it died
+                    if not worker.busy and worker.queue:  # it died, or was stopped by somebody else
                         workers[workers.index(worker)] = _Worker(place, worker.queue)
                 if asked() and not stopping:
                     stopping = True
@@ -60,6 +70,20 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
             worker.close()
 
 
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Start a process that does not hear Ctrl-C, which a terminal sends to all: the first process passes it on."""
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # not in the main thread, where signals do not arrive
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Worker:
     """A process that asks for runs, seen from the one that started it.
 
@@ -73,10 +97,11 @@ class _Worker:
         self.connection, theirs = spawn.Pipe()
         self._place, self.queue = place, queue
         self._process = spawn.Process(target=_work, args=(theirs, place), daemon=True)
-        self._process.start()
+        with _deaf():
+            self._process.start()
         theirs.close()  # or its end would not be noticed
         self.held: list[Planned] = []  # what it was given and has not told of yet
-        self.busy = True
+        self.busy, self._told = True, False
 
     def receive(self) -> Iterator[tuple[Planned, Record]]:
         """What it has to tell: that it has room, that it is done, or that a run has ended."""
@@ -87,6 +112,8 @@ class _Worker:
                 self.connection.send(self.queue.pop(0) if self.queue else DONE)
             elif message == DONE:
                 self.busy = False
+                if not self._told:  # it ended of itself: what it was at is for another
+                    self.queue[:0], self.held = self.held, []
             else:
                 name, record = message
                 planned = next(one for one in self.held if one.name == name)
@@ -99,12 +126,16 @@ class _Worker:
             lost, self.held = self.held or self.queue[:1], []
             self.queue[:] = [planned for planned in self.queue if planned not in lost]
             for planned in lost:
+                if (record := finished_record(self._place.out, planned)) is not None:  # written, and not told of
+                    yield planned, record
+                    continue
                 record = failed_record(planned, f"its process ended with exit code {self._process.exitcode}")
                 write_record(record_path(self._place.out, planned), record)
                 yield planned, record
 
     def stop(self) -> None:
         """Ask it to stop after the step that it is at; a linear model has no steps to go on from."""
+        self._told = True
         if any(planned.variant == LINEAR for planned in self.held):
             self.held.clear()
             self._process.kill()
@@ -126,7 +157,6 @@ def _work(connection: Any, place: Place) -> None:
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(1)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all; the first process passes it on
 
     told: list[Any] = []
 
@@ -144,4 +174,6 @@ def _work(connection: Any, place: Place) -> None:
         with contextlib.suppress(Interrupted):
             for planned, record in run_all(asked_for(), place, Shelf(place.test), stop=stopped):
                 connection.send((planned.name, record))
+                if BROKEN in record.get("failed", ""):  # nothing works in a process after that
+                    break
         connection.send(DONE)

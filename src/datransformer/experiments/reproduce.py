@@ -22,6 +22,7 @@ from datransformer.experiments.runs import (
     Place,
     Record,
     Shelf,
+    finished_record,
     record_path,
     reported,
     run_all,
@@ -88,6 +89,7 @@ def reproduce(
         found, caveat = find_data(study, data_dir, out / DATA, vectors)
         plan += plan_study(study, seeds, found, caveat, where)
     plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
+    calls = _read_calls(out)
     records = {planned.name: _read_finished(out, planned) for planned in plan}
     todo = [planned for planned in plan if records[planned.name] is None]
     reporter.say(
@@ -108,17 +110,20 @@ def reproduce(
         except Interrupted as error:
             raise Interrupted(STOPPED) from error
         finally:
-            if done:
+            if todo:
                 about = {"runs": done, "seconds": round(time.time() - began, 1), "together": together}
-                _note_call(out, {**about, "processes": processes, **machine(torch.device(where))})
+                calls.append({**about, "processes": processes, **machine(torch.device(where))})
+                write_record(out / RESULTS / CALLS, {"calls": calls})
     return [record for record in records.values() if record is not None]
 
 
-def _note_call(out: Path, about: Record) -> None:
-    """Add to the list of calls how long this one took, to its end or until it was stopped."""
+def _read_calls(out: Path) -> list[Record]:
+    """How long earlier calls took, to their end or until they were stopped."""
     path = out / RESULTS / CALLS
-    calls = read_json(path)["calls"] if path.exists() else []
-    write_record(path, {"calls": [*calls, about]})
+    calls = read_json(path).get("calls") if path.exists() else []
+    if not isinstance(calls, list):
+        raise InputError(f"{path}: calls: got {calls!r}, expected a list; it can be deleted")
+    return calls
 
 
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,12 +138,10 @@ def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_finished(out: Path, planned: Planned) -> Record | None:
     """What an earlier call left of this very run, unless it failed then."""
+    record = finished_record(out, planned)
+    if record is None:
+        return None
     path = record_path(out, planned)
-    if not path.is_file():
-        return None
-    record = read_json(path)
-    if "metrics" not in record:
-        return None
     before, now = (_decisive(one) for one in (record.get("settings", {}), settings_of(planned.config)))
     if changed := differences(before, now):
         raise InputError(f"{path}: was made with another {changed[0]}; expected another --out, or the same settings")

@@ -31,7 +31,7 @@ from datransformer.train.fit import Data, Fitted, Sources, fit_stepwise, load_da
 from datransformer.train.graphs import Packed
 from datransformer.train.loop import stop_signals
 from datransformer.train.metrics import rank_impressions
-from datransformer.train.run import CONFIG
+from datransformer.train.run import CONFIG, read_json
 from datransformer.train.tasks import RANKING_METRICS, Task, clicks_of
 
 RUNS, RESULTS = "runs", "results"
@@ -39,7 +39,8 @@ LOOKED_AT = 256  # dev texts in which the attention of a trained model is measur
 LOOKED_AT_CLICKS = 64  # of a recommender
 SHOWN_WORDS = (12, 32)  # least and most in the text whose attention is drawn
 SHOWN = ("vanilla", OURS)  # of which methods
-PACKED = 8  # data sets and seeds whose batches a process keeps
+PACKED = 4  # data sets and seeds whose batches a process keeps
+PACKED_BYTES = 2**30  # of each, in memory that cannot be swapped out
 KEPT = (
     "metrics", "unknown_words", "best_step", "steps", "epochs", "parameters", "distances", "examples",
     "data_fingerprint", "training_seconds", "wall_seconds", "device", "versions",
@@ -66,6 +67,17 @@ class Place:
     test: bool = True
 
 
+class Kept(dict[tuple[int, int], Packed]):
+    """Batches for other runs, as many as there is room for."""
+
+    _bytes = 0
+
+    def __setitem__(self, place: tuple[int, int], packed: Packed) -> None:
+        self._bytes += packed.memory.nbytes
+        if self._bytes <= PACKED_BYTES:
+            super().__setitem__(place, packed)
+
+
 class Shelf:
     """Data and word vectors that were read before, for runs on the same data.
 
@@ -77,7 +89,7 @@ class Shelf:
         self._test = test
         self._data: dict[str, Data] = {}
         self._vectors: dict[tuple[Path, int], WordVectors] = {}
-        self._packed: dict[str, dict[tuple[int, int], Packed]] = {}
+        self._packed: dict[str, Kept] = {}
         self.sources = Sources(self.load, self.read, self.packed)
 
     def load(self, config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
@@ -89,11 +101,11 @@ class Shelf:
             self._data[key] = replace(data, splits=kept)  # type: ignore[arg-type]
         return self._data[key]
 
-    def packed(self, config: RunConfig) -> dict[tuple[int, int], Packed]:
+    def packed(self, config: RunConfig) -> Kept:
         """The batches of a run so far, which others have too; those of the last few are kept."""
         train = config.train
         key = json.dumps([_data_key(config), train.batch_size, train.max_tokens, train.negatives, train.seed])
-        self._packed[key] = self._packed.pop(key, {})
+        self._packed[key] = self._packed.pop(key, Kept())
         for old in list(self._packed)[:-PACKED]:
             del self._packed[old]
         return self._packed[key]
@@ -172,6 +184,13 @@ def _about(planned: Planned) -> Record:
         "settings": settings_of(planned.config),
         "commit": commit(),
     }
+
+
+def finished_record(out: Path, planned: Planned) -> Record | None:
+    """What is on disk of a run, unless it failed."""
+    path = record_path(out, planned)
+    record = read_json(path) if path.is_file() else {}
+    return record if "metrics" in record else None
 
 
 def failed_record(planned: Planned, why: str) -> Record:
