@@ -561,6 +561,7 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["reproduce", "ag", "--data-dir", "full"], "ag_news/train_subset.parquet"),
         (["reproduce", "probe", "--device", "tpu"], "--device: got 'tpu'"),
         (["report", "none"], "none: holds no result"),
+        (["report", "full"], "full: holds no result, expected the folder of a reproduction"),
         (["report", "none", "--out", "page.pdf"], "page.pdf: got the ending '.pdf', expected .md or .html"),
         (["data", "get", "mind"], "mind"),
     ],

@@ -733,7 +733,7 @@ def reproduce(
     out: Annotated[Path, typer.Option(help="Folder for runs, results and the page.")] = Path("reproduction"),
     device: Device = "auto",
     together: Annotated[
-        int | None, typer.Option(min=1, help="Runs that take turns in a process. \\[6 on a GPU, 1 on a CPU]")
+        int | None, typer.Option(min=1, help="Runs that take turns in a process. \\[4 on a GPU, 1 on a CPU]")
     ] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Processes that share the runs. \\[up to 4 with a GPU, 1 on a CPU]")

@@ -244,12 +244,12 @@ class TestFiles:
         rows = [{"body": "x", "class": "1"}]
         content = as_parquet(rows) if "parquet" in name else as_csv(rows, "\t" if "tsv" in name else ",")
         path = write(name, content)
-        with pytest.raises(InputError, match=f"{path}: no column 'text', expected one of: 'body', 'class'"):
+        with pytest.raises(InputError, match=f"{path}: no column 'text', expected another .* it has 'body', 'class'"):
             read(path)
 
     def test_many_columns_are_not_all_listed(self, write: Write) -> None:
         path = write("a.csv", ",".join(f"c{i}" for i in range(33)) + "\n")
-        with pytest.raises(InputError, match=r"expected one of: 'c0', .* 'c19' and 13 more "):
+        with pytest.raises(InputError, match=r"it has 'c0', .* 'c19' and 13 more"):
             read(path)
 
     def test_column_that_is_there_twice(self, write: Write) -> None:

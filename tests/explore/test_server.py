@@ -104,7 +104,7 @@ def test_a_form_of_another_page_cannot_ask(explorer: Explorer) -> None:
         ("[]", "expected an object with text"),
         ('{"text": "a", "file": "b"}', "expected an object with text"),
         ("{}", "text: got nothing, expected a text"),
-        ('{"text": 7}', "text: got nothing, expected a text"),
+        ('{"text": 7}', "text: got 7, expected a text"),
         ('{"text": "a\\ud800"}', "half a character"),
         ('{"text": "a", "pair": "b"}', "pair: got a text, expected none"),
     ],

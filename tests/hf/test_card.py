@@ -39,6 +39,7 @@ def test_the_card_of_a_run(
     folder = runs.fit(task=task, labels=EVIL)
     front, text = export(folder, tmp_path / "out")
     assert set(front) == {"library_name", "pipeline_tag", "tags"}  # no license that nobody gave
+    assert len({path.stat().st_mode for path in (tmp_path / "out").iterdir()}) == 1  # weights are no secret
     page, run = rendered(text), load_run(folder)
     assert "<script" not in page
     assert "href" not in page

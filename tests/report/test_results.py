@@ -148,8 +148,12 @@ def test_adapted_on_short_texts() -> None:
     assert "within noise in 5" in same.numbers
 
 
-SIGMOIDS = dict(zip(TABLES["mappings"], (0.8, 0.7, 0.75, 0.85, 0.9), strict=True))
-ADJUSTED = dict(zip(TABLES["adjustments"], (0.85, 0.8, 0.75, 0.9), strict=True))
+SIGMOIDS = dict.fromkeys(TABLES["mappings"], 0.7) | {
+    "mapping_clip": 0.8, "mapping_exponent": 0.75, "mapping_sigmoid": 0.85, OURS: 0.9
+}  # fmt: skip
+ADJUSTED = dict.fromkeys(TABLES["adjustments"], 0.7) | {
+    "adjust_early_add": 0.85, "adjust_late_multiply": 0.8, "adjust_late_add": 0.75, OURS: 0.9
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -402,3 +406,10 @@ def test_page_and_pictures_are_a_function_of_the_records(tmp_path: Path) -> None
     for name in names:
         first, second = ((tmp_path / f"{stem}_images" / f"{name}.png").read_bytes() for stem in ("my page", "other"))
         assert first == second
+
+
+def test_where_ours_stands_is_told_at_once() -> None:
+    page = results_page(merge(make_results(GOOD, "ag"), make_results({**GOOD, OURS: 0.81}, "sst")))
+    top = page[: page.index("## What holds")]
+    assert "| AG, Accuracy | 90.00 | 86.00 (Transformer-XL) | 1 of 5 |" in top
+    assert "| SST, Accuracy | 81.00 | 86.00 (Transformer-XL) | 4 of 5 |" in top

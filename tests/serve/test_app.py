@@ -133,6 +133,17 @@ def test_bad_requests_are_told_what_is_wrong(path: str, sentence_run: Run, serve
         assert "/" not in response.json()["detail"], name
 
 
+def test_a_form_is_told_to_be_json(sentence_run: Run, serve: Serve) -> None:
+    """What curl -d sends if nothing else is said."""
+
+    async def ask() -> str:
+        async with serve(sentence_run) as client:
+            headers = {"content-type": "application/x-www-form-urlencoded"}
+            return str((await client.post("/predict", content=b'{"text": "a"}', headers=headers)).json()["detail"])
+
+    assert "expected the header content-type: application/json" in go(ask())
+
+
 def test_messages_name_the_place(sentence_run: Run, serve: Serve) -> None:
     async def ask(body: Any) -> str:
         async with serve(sentence_run) as client:

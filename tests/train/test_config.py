@@ -155,6 +155,7 @@ def test_a_value_out_of_range(name: str, value: object, message: str) -> None:
         ("train.lr=1e-3", {"train": {"lr": "1e-3"}}),
         ("train.lr=0.5", {"train": {"lr": 0.5}}),
         ("train.steps=null", {"train": {"steps": None}}),
+        ("train.steps=None", {"train": {"steps": None}}),
         ("task=pair", {"task": "pair"}),
         ("data.text_columns=[a, b]", {"data": {"text_columns": ["a", "b"]}}),
         ("model.attention_options.mapping=clip", {"model": {"attention_options": {"mapping": "clip"}}}),

@@ -190,7 +190,7 @@ def check_columns(path: Path, wanted: Sequence[str], names: Sequence[str]) -> No
         if names.count(name) != 1:
             found = "no column" if name not in names else "more than one column"
             raise InputError(
-                f"{path}: {found} {name!r}, expected one of: {listed(names)} (--text-column, --label-column)"
+                f"{path}: {found} {name!r}, expected another --text-column or --label-column: it has {listed(names)}"
             )
 
 

@@ -229,7 +229,8 @@ def seconds_left(plan: Sequence[Planned], records: Mapping[str, Record], togethe
     for planned in plan:
         record = records.get(planned.name, {})
         if "metrics" in record and record.get("together", together) == together:
-            seconds[_kind(planned)].append(record["wall_seconds"])
+            # One that was stopped and went on has the time of its last call alone, but that of all its training.
+            seconds[_kind(planned)].append(max(record["wall_seconds"], record.get("training_seconds") or 0))
     left = [_kind(planned) for planned in plan if planned.name not in records]
     if not seconds.keys() >= set(left):
         return None

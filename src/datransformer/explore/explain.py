@@ -2,6 +2,7 @@
 
 import base64
 import math
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from datransformer.train.predict import answer_record, answer_rows, is_plain, ro
 from datransformer.train.run import Run
 from datransformer.train.tasks import ALONE, Worker
 
+MOST_CANDIDATES = 200  # of a recommender: each is encoded by itself
 SHOWN = 512  # items of a sequence: 512² weights of 16 heads are 4 MiB
 BUDGET = 16 << 20  # weights of all sequences together, a byte each
 CURVE = 32  # distances that a curve has at least
@@ -67,12 +69,13 @@ def explain_text(
     """
     task = run.config.task
     two = task in ("pair", "recommend")
-    for name, value in {"text": text, **({"pair": pair} if two else {})}.items():
+    for name, value in {"text": text, **({"text-pair": pair} if two else {})}.items():
         if not isinstance(value, str) or not value.strip():
-            raise InputError(f"{name}: got nothing, expected a text: the run's task is {task!r}")
+            got = "nothing" if value is None or isinstance(value, str) else reprlib.repr(value)
+            raise InputError(f"{name}: got {got}, expected a text: the run's task is {task!r}")
         if not is_plain(value):
             raise InputError(f"{name}: holds a NUL byte or half a character, expected a text")
-    if pair and not two:
+    if pair is not None and pair != "" and not two:
         raise InputError(f"pair: got a text, expected none: the run's task is {task!r}")
     run.model.to(worker.device)
     watch = _Watch(run, worker, describe or describe_heads, parts)
@@ -194,6 +197,8 @@ def _recommend(watch: _Watch, history: list[str], candidates: list[str]) -> Part
     if len(history) > data.max_history:
         notes.append(f"The run reads the newest {data.max_history} titles of a history.")
         history = history[-data.max_history :]
+    if len(candidates) > MOST_CANDIDATES:
+        raise InputError(f"text-pair: got {len(candidates):,} candidates, expected at most {MOST_CANDIDATES}")
     parts, truncated = [], False
     for title in (*history, *candidates):
         ids = tokenizer.encode(pa.array([title], pa.string())).ids

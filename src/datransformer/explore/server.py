@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "expected application/json")
             return
         length = self.headers.get("Content-Length", "")
-        if not (length.isascii() and length.isdigit()):
+        if not (length.isascii() and length.isdigit() and len(length) < 20):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
         elif int(length) > MOST_BYTES:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the text is too long, expected {MOST_BYTES:,} bytes")

@@ -27,6 +27,8 @@ def export_hf(run_folder: Path, out: Path) -> str:
     began, run, worst = time.monotonic(), load_run(run_folder), 0.0
     with _quiet():
         convert(run_folder, out)
+        for weights in out.glob("*.safetensors"):  # which nobody else may read, unlike what lies beside them
+            weights.chmod((out / "config.json").stat().st_mode)
         answer = _load(out, rating=run.config.rating)
     for shape in SHAPES:
         sides = draw_texts(run, shape)

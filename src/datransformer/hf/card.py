@@ -24,7 +24,7 @@ datransformer {version}. It reads the first {max_length:,} tokens of {what}.
 ## How to use it
 
 ```sh
-pip install "datransformer[hf]"
+pip install ".[hf]"   # in a checkout of datransformer
 ```
 
 ```python

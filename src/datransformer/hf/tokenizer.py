@@ -32,6 +32,9 @@ class DATransformerTokenizer(PreTrainedTokenizerFast):
                 text, text_pair = _map(text, self._cut), _map(text_pair, self._cut)
         return super().__call__(text, text_pair, *args, **kwargs)
 
+    def _eventual_warn_about_too_long_sequence(self, ids: list[int], max_length: int | None, verbose: bool) -> None:
+        """Say nothing: each text of a pair is cut, and the two together may be longer than one may be."""
+
     def _cut(self, text: str) -> str:
         offsets = self.backend_tokenizer.encode(text, add_special_tokens=False).offsets
         return text if len(offsets) <= self.model_max_length else text[: offsets[self.model_max_length - 1][1]]

@@ -177,7 +177,7 @@ def draw_heads(panels: Mapping[str, tuple[Floats, Sequence[float]]]) -> Figure:
         axes.scatter(heads, mean, c=colours, s=16, zorder=3)
         axes.axhline(0, color="grey", linewidth=0.5)
         axes.set_xlabel("head, sorted")
-        axes.set_title(title, fontsize=10)
+        axes.set_title(title, fontsize=10, parse_math=False)
     return figure
 
 
@@ -227,7 +227,7 @@ def draw_maps(maps: Sequence[TitledMap], words: Sequence[str], top: float) -> Fi
     norm = PowerNorm(0.5, vmin=0, vmax=top)
     for axes, (title, weights) in zip(panels, maps, strict=False):
         image = axes.imshow(weights, cmap="Blues", norm=norm)
-        axes.set_title(title, fontsize=9)
+        axes.set_title(title, fontsize=9, parse_math=False)
         axes.set_xticks(range(len(words)), words, rotation=90, fontsize=7, parse_math=False)
         axes.set_yticks(range(len(words)), words, fontsize=7, parse_math=False)
         axes.tick_params(length=0)

@@ -15,7 +15,7 @@ from datransformer.experiments.runs import RESULTS, Record, reported
 from datransformer.experiments.studies import STUDIES, VARIANTS
 from datransformer.report.forms import check_form
 from datransformer.report.statistics import RESAMPLED, Floats, Items
-from datransformer.train.run import read_json
+from datransformer.train.run import RESULT, read_json
 from datransformer.train.tasks import CLASS_METRICS, RATING_METRICS
 
 SEARCH, BEYOND = "search.json", "beyond.json"  # beside the folders of the studies, where there are any
@@ -131,7 +131,7 @@ def read_results(folder: Path) -> Results:
     folder = folder / RESULTS if (folder / RESULTS).is_dir() else folder
     beside = (folder / SEARCH, folder / BEYOND, folder / CALLS)
     paths = sorted(folder.glob("*/*.json"))
-    if not paths:
+    if not paths or (folder / RESULT).is_file():
         raise InputError(f"{folder}: holds no result, expected the folder of a reproduction or its folder results")
     records = [_read_checked(path, _check_record) for path in paths]
     first: dict[tuple[str, str], tuple[Any, Path]] = {}

@@ -18,7 +18,7 @@ from datransformer.report.pictures import Picture, bar_pictures, head_pictures, 
 from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, searched
 from datransformer.report.statistics import Comparison, ranked, welch_t_test
-from datransformer.report.tables import Column, Row, columns_of, escaped, results_table, shown_p, word_table
+from datransformer.report.tables import MISSING, Column, Row, columns_of, escaped, results_table, shown_p, word_table
 from datransformer.report.verdicts import VERDICTS, level_name, shown_count
 
 TITLES = {
@@ -71,7 +71,17 @@ def results_page(results: Results, images: str = IMAGES) -> str:
         images: The folder of its pictures, as the page refers to it.
     """
     comparisons = compare_all(results)
-    lines = ["# Results", "", *_introduction(results), "", "## What holds", "", *_verdicts(results, comparisons)]
+    lines = [
+        "# Results",
+        "",
+        *_introduction(results),
+        "",
+        *_at_a_glance(results),
+        "",
+        "## What holds",
+        "",
+        *_verdicts(results, comparisons),
+    ]
     for study in results.studies:
         lines += ["", f"## {STUDIES[study].title}", "", *_facts(results, study)]
         for table in STUDIES[study].tables:
@@ -119,6 +129,43 @@ def _introduction(results: Results) -> list[str]:
         "deviation, on the test set; the best is bold, the second best underlined. An interval over items is where 95 "
         "% of the differences lie if the test items are drawn anew with replacement, the runs of a method averaged."
     ]
+
+
+def _at_a_glance(results: Results) -> list[str]:
+    """Where ours stands among the paper's methods on each data set, by means alone."""
+    controls = [name for name in CONTROLS if any(results.runs(study, name) for study in results.studies)]
+    rows = []
+    for study in results.studies:
+        column = columns_of(STUDIES[study])[0]
+        means = {name: mean for name in METHODS if (mean := results.mean(study, name, column.name)) is not None}
+        if OURS not in means or len(means) < 2:
+            continue
+        others = {name: mean for name, mean in means.items() if name != OURS}
+        (best, *_), _ = ranked(others, column.higher_is_better)
+        sign = 1 if column.higher_is_better else -1
+        place = 1 + sum(sign * mean > sign * means[OURS] for mean in others.values())
+        rows.append(
+            [
+                f"{STUDIES[study].title}, {column.label}",
+                column.shown(means[OURS]),
+                f"{column.shown(others[best])} ({METHODS[best]})",
+                f"{place} of {len(means)}",
+                *(_shown_mean(results, study, name, column) for name in controls),
+            ]
+        )
+    heads = [
+        "data",
+        METHODS[OURS],
+        "best of the other methods of the paper",
+        "place",
+        *(VARIANTS[name].label for name in controls),
+    ]
+    return markdown(heads, rows) if rows else []
+
+
+def _shown_mean(results: Results, study: str, name: str, column: Column) -> str:
+    mean = results.mean(study, name, column.name)
+    return MISSING if mean is None else column.shown(mean)
 
 
 def _facts(results: Results, study: str) -> list[str]:

@@ -143,6 +143,8 @@ def _handle_errors(app: FastAPI, limits: Limits) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return refuse(422, "the request: expected the header content-type: application/json")
         problems = "; ".join(_spell(problem) for problem in error.errors()[:SHOWN_PROBLEMS])
         return refuse(422, printable(problems)[:SHOWN_CHARACTERS])  # the names of fields are the client's
 

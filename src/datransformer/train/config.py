@@ -241,6 +241,7 @@ def override(values: dict[str, Any], settings: list[str]) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError):
             value = text
+        value = None if value == "None" else value  # as Python, and `datransformer settings`, write it
         *parents, last = key.strip().split(".")
         place = values
         for parent in parents:

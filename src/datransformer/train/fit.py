@@ -212,6 +212,8 @@ def _fit(
 
     torch.manual_seed(config.train.seed)
     vectors = None
+    if config.model.freeze_vectors and config.data.vectors is None:
+        reporter.say("model.freeze_vectors: there are no --vectors, so that random ones stay as they are")
     if config.data.vectors is not None:
         with reporter.live():
             vectors, note = _read_vectors(config.data, data, sources.vectors, reporter.stage)

@@ -467,7 +467,7 @@ def in_groups(model: nn.Module, distance_rate: float) -> list[dict[str, Any]]:
     """All parameters of a model, the w and v of its heads apart: each group with its multiple of the learning rate."""
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        factor = distance_rate if name.rpartition(".")[2] in DISTANCES else 1.0
+        factor = distance_rate if name.rpartition(".")[2].startswith(DISTANCES) else 1.0
         groups.setdefault(factor, []).append(parameter)
     return [{"params": parameters, FACTOR: factor} for factor, parameters in groups.items()]
 
