@@ -1,7 +1,9 @@
 """The folder has all that it takes to answer without this library, and without torch."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,7 +22,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from datransformer.data.config import DataConfig
 from datransformer.data.encode import CUTS
 from datransformer.data.tokenizer import WordTokenizer, load_tokenizer
-from datransformer.export import export_run
+from datransformer.export import TARGETS, export_run
 from datransformer.export.words import word_rules
 from datransformer.train.predict import answer_rows, rows_of_texts
 from datransformer.train.run import Run, load_run
@@ -130,6 +132,20 @@ def test_the_examples_of_the_other_tasks(make_run: "MakeRun", tmp_path: Path, ta
 def test_the_example_of_torch_export_needs_torch_alone(make_run: "MakeRun", tmp_path: Path) -> None:
     export_run(make_run(), tmp_path / "program", to="torch-export")
     execute("import sys\nsys.modules.update(datransformer=None)\n" + IN_TORCH, tmp_path)
+
+
+def test_nothing_half_made_stays_after_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def be_stopped(run: Path, out: Path) -> str:
+        out.mkdir()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "the signal came to nothing"
+
+    monkeypatch.setitem(TARGETS, "onnx", be_stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit, match="143"):
+        export_run(tmp_path / "run", tmp_path / "out", to="onnx")
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_tokenizer_of_ones_own_goes_along(make_run: "MakeRun", tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """A trained run in the forms that other programs load, held against torch before anything is left."""
 
+import signal
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from datransformer.data.errors import InputError
@@ -35,13 +38,27 @@ def export_run(run_folder: Path, out: Path, *, to: str, overwrite: bool = False)
     if out.exists() and any(out.iterdir()) and not overwrite:
         raise InputError(f"{out}: holds files already; --overwrite replaces an export, or choose another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+    with _tidied_up(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         made = Path(scratch) / "made"
         line = TARGETS[to](run_folder, made)
         if out.exists():
             _set_aside(out, made, Path(scratch) / "old")
         made.rename(out)
     return line
+
+
+@contextmanager
+def _tidied_up() -> Iterator[None]:
+    """Let SIGTERM end the block as an error would, so that nothing half made stays."""
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    except ValueError:  # not in the main thread, where signals do not arrive
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _set_aside(out: Path, made: Path, old: Path) -> None:
