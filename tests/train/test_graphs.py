@@ -13,7 +13,7 @@ from datransformer.data.prepare import Progress, RowSplits, prepare_texts, probe
 from datransformer.data.probe import Probe
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
-from datransformer.train.config import RunConfig, TrainConfig
+from datransformer.train.config import FileConfig, RunConfig, TrainConfig
 from datransformer.train.errors import TrainingError
 from datransformer.train.fit import Data, fit
 from datransformer.train.graphs import SHORT, as_inputs, grid, pack, pad_batch, unpack
@@ -105,6 +105,36 @@ def test_graphs_train_as_eager_steps_do(tmp_path: Path, precision: str) -> None:
     graphed = train(tmp_path, "graphed", precision=precision)
     tolerance = 1e-4 if precision == "32-true" else 2e-2
     np.testing.assert_allclose([x["loss"] for x in graphed], [x["loss"] for x in eager], atol=tolerance)
+
+
+def losses_of_documents(folder: Path, device: str, *, graphs: bool) -> list[float]:
+    """Sentences of 2 to 39 words, so that a batch comes in two parts; the label is their number."""
+    random = np.random.default_rng(0)
+    rows = ["text,label"]
+    for _ in range(90):
+        sentences = [
+            " ".join(random.choice(list("abcdefgh"), random.integers(2, 40))) for _ in range(random.integers(1, 4))
+        ]
+        rows.append(f"{'. '.join(sentences)}.,{len(sentences)}")
+    (folder / "rows.csv").write_text("\n".join(rows))
+    config = RunConfig(
+        task="document",
+        files=FileConfig(train=(str(folder / "rows.csv"),), dev=str(folder / "rows.csv")),
+        model=ModelConfig(heads=2, head_dim=8, embed_dim=16, dropout=0.0),
+        train=TrainConfig(epochs=2, batch_size=16, log_every=1, cuda_graphs=graphs),
+    )
+    run = folder / f"run{graphs}"
+    fit(config, run, cache=folder / "cache", device=device)
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_documents_in_parts_train_as_whole_ones_do(tmp_path: Path) -> None:
+    eager, graphed = (losses_of_documents(tmp_path, "cuda", graphs=graphs) for graphs in (False, True))
+    assert len(eager) == 12
+    np.testing.assert_allclose(graphed, eager, atol=1e-4)
 
 
 @pytest.mark.gpu
