@@ -37,6 +37,7 @@ PARSED = {
     "make": "sets up an environment; what its targets run is run by the tests or by CI",
     "pip": "needs the network; the extras are looked up",
     "python -m datransformer.bench": "takes minutes; as bench attention",
+    "python -m datransformer.experiments.bench_export": "minutes; tests/experiments/test_bench_export.py runs it",
     "python -m datransformer.experiments.bench_scaling": "minutes; tests/experiments/test_bench_scaling.py runs it",
     "python -m datransformer.experiments.bench_serve": "minutes; tests/experiments/test_bench_serve.py runs it",
     "torchrun": "needs several processes, GPUs or nodes; tests/train/test_ddp.py runs two processes",
