@@ -23,6 +23,7 @@ from datransformer.experiments.runs import (
 from datransformer.experiments.studies import LINEAR, Planned
 from datransformer.train.errors import Interrupted
 from datransformer.train.loop import stop_signals
+from datransformer.train.signals import handled
 
 CORES = 4  # of the computer for each process: Python, not the GPU, is what many small runs wait for
 MOST_PROCESSES = 4
@@ -70,20 +71,6 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
             worker.close()
 
 
-@contextlib.contextmanager
-def _deaf() -> Iterator[None]:
-    """Start a process that does not hear Ctrl-C, which a terminal sends to all: the first process passes it on."""
-    try:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except ValueError:  # not in the main thread, where signals do not arrive
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class _Worker:
     """A process that asks for runs, seen from the one that started it.
 
@@ -97,7 +84,8 @@ class _Worker:
         self.connection, theirs = spawn.Pipe()
         self._place, self.queue = place, queue
         self._process = spawn.Process(target=_work, args=(theirs, place), daemon=True)
-        with _deaf():
+        # A terminal sends Ctrl-C to all; this process passes it on, and those that it starts do not hear it.
+        with handled(signal.SIGINT, signal.SIG_IGN):
             self._process.start()
         theirs.close()  # or its end would not be noticed
         self.held: list[Planned] = []  # what it was given and has not told of yet

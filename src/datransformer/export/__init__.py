@@ -3,14 +3,15 @@
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 from datransformer.data.errors import InputError
 from datransformer.export.hf import export_hf
 from datransformer.export.onnx import export_onnx
 from datransformer.export.torch_export import export_torch
+from datransformer.train.signals import handled
 
 # Writes a run into a folder that is not there yet, and says in a line what it did.
 TARGETS: dict[str, Callable[[Path, Path], str]] = {
@@ -38,7 +39,10 @@ def export_run(run_folder: Path, out: Path, *, to: str, overwrite: bool = False)
     if out.exists() and any(out.iterdir()) and not overwrite:
         raise InputError(f"{out}: holds files already; --overwrite replaces an export, or choose another folder")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with _tidied_up(), tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+    with (
+        handled(signal.SIGTERM, _end),
+        tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch,
+    ):
         made = Path(scratch) / "made"
         line = TARGETS[to](run_folder, made)
         if out.exists():
@@ -47,18 +51,9 @@ def export_run(run_folder: Path, out: Path, *, to: str, overwrite: bool = False)
     return line
 
 
-@contextmanager
-def _tidied_up() -> Iterator[None]:
-    """Let SIGTERM end the block as an error would, so that nothing half made stays."""
-    try:
-        before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    except ValueError:  # not in the main thread, where signals do not arrive
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _end(number: int, frame: FrameType | None) -> None:
+    """End as an error would, so that nothing half made stays."""
+    sys.exit(128 + number)
 
 
 def _set_aside(out: Path, made: Path, old: Path) -> None:
