@@ -27,6 +27,7 @@ FINISHED = {
     "caveat": str,
     "device": str,
     "wall_seconds": float,
+    "steps?": int,
     "settings?": {"model?": {"attention_options?": dict}},
     "distances?": {str: {"distance_weight": [float], "distance_shift": [float]}},
     "heads?": {str: {"entropy": [float], "keys": [float], "distance": [float]}},

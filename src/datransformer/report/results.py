@@ -11,10 +11,11 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS, RUNS
-from datransformer.experiments.studies import CHOICES, LINEAR, STUDIES, TABLES, VARIANTS, plan_study
+from datransformer.experiments.studies import CHOICES, CONTROL, LINEAR, STUDIES, TABLES, VARIANTS, plan_study
 from datransformer.report.comparisons import Key, compare_all
 from datransformer.report.html_page import html_page
 from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
+from datransformer.report.reasons import reasons
 from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, searched
 from datransformer.report.statistics import Comparison, ranked, welch_t_test
@@ -27,8 +28,7 @@ TITLES = {
     "adjustments": "Ours with another way of adjusting (Figure 5)",
 }
 IMAGES = "results_images"
-NO_POSITIONS = "none"
-CONTROLS = (LINEAR, NO_POSITIONS)  # that know nothing of positions
+CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
 
 
 def write_results(folder: Path, page: Path) -> None:
@@ -82,6 +82,8 @@ def results_page(results: Results, images: str = IMAGES) -> str:
         "",
         *_verdicts(results, comparisons),
     ]
+    if told := reasons(results):
+        lines += ["", "## Why", *told]
     for study in results.studies:
         lines += ["", f"## {STUDIES[study].title}", "", *_facts(results, study)]
         for table in STUDIES[study].tables:
@@ -117,13 +119,15 @@ def _introduction(results: Results) -> list[str]:
     records = [record for runs in variants for record in runs.values()]
     devices = sorted({escaped(record["device"]) for record in records})
     seconds = sum(call["seconds"] for call in results.calls)
-    took = f", in {seconds / 60:,.1f} minutes" if results.calls else ""
+    timed = sum(call["runs"] for call in results.calls)
+    calls = "one call" if len(results.calls) == 1 else f"{len(results.calls)} calls"
+    took = f" {calls}, {seconds / 60:,.1f} minutes in all, made {timed:,} of them." if results.calls else ""
     seeds = max(map(len, variants), default=0)
     planned = sum(len(plan_study(study, RUNS, {})) for study in results.studies)
     missing = planned - len(records)
     part = f" **{missing:,} of the {planned:,} runs that {RUNS} seeds take are missing.**" if missing > 0 else ""
     return [
-        f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}{took}.{part} "
+        f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}.{took}{part} "
         "`datransformer reproduce` made them; "
         "`datransformer report` turns what they left into this page. A cell is the mean over runs ± their standard "
         "deviation, on the test set; the best is bold, the second best underlined. An interval over items is where 95 "

@@ -1,0 +1,128 @@
+"""Why claims of the paper hold or not, as far as the records tell: what is to win, how far w and v go, who is sharp."""
+
+import numpy as np
+
+from datransformer.experiments.machine import markdown
+from datransformer.experiments.paper import METHODS, OURS
+from datransformer.experiments.studies import CONTROL, STUDIES, VARIANTS
+from datransformer.report.records import Results
+from datransformer.report.statistics import SIGNIFICANT, Floats, Significance, ranked, welch_t_test
+from datransformer.report.tables import MISSING, columns_of, escaped, shown_p
+from datransformer.report.verdicts import level_name
+
+EXPONENT = "mapping_exponent"
+# Whose heads are held against those of attention without positions.
+SHARP = ("vanilla", OURS, EXPONENT)
+
+
+def reasons(results: Results) -> list[str]:
+    """The lines of the section; none where there is nothing to tell."""
+    return [*_to_win(results), *_moved(results), *_sharp(results)]
+
+
+def _to_win(results: Results) -> list[str]:
+    """By how much positions help at all."""
+    rows = []
+    for study in results.studies:
+        column = columns_of(STUDIES[study])[0]
+        scores = {name: list(results.scores(study, name, column.name).values()) for name in (*METHODS, CONTROL)}
+        control = scores.pop(CONTROL)
+        known = {name: float(np.mean(values)) for name, values in scores.items() if values}
+        if not control or OURS not in known:
+            continue
+        (best, *_), _ = ranked(known, column.higher_is_better)
+        cells = []
+        for name in (best, OURS):
+            test = welch_t_test(scores[name], control)
+            sign = 1 if column.higher_is_better else -1
+            cells.append(f"{column.shown(sign * test.difference, '+')}{column.unit} ({_told(test)})")
+        rows.append([f"{STUDIES[study].title}, {column.label}", f"{METHODS[best]}: {cells[0]}", cells[1]])
+    if not rows:
+        return []
+    return [
+        "",
+        "### How much is there to win?",
+        "",
+        f"The gain over {VARIANTS[CONTROL].label}, which sees a bag of words: what it reaches owes nothing to "
+        "distance.",
+        "",
+        *markdown(["data", "best method of the paper", METHODS[OURS]], rows),
+    ]
+
+
+def _moved(results: Results) -> list[str]:
+    """How far w and v are from where they began."""
+    rows = []
+    for study in results.studies:
+        steps = [record["steps"] for record in results.runs(study, OURS) if "steps" in record]
+        weights, shifts = (results.learned(study, name) for name in ("distance_weight", "distance_shift"))
+        for level, values in weights.items():
+            heads = values.shape[1]
+            starts = [np.array(results.started(study, name, heads)) for name in ("distance_weight", "distance_shift")]
+            ways = [np.abs(now - start) for now, start in zip((values, shifts[level]), starts, strict=True)]
+            changed = ((values < 0) != (starts[0] < 0)).sum(axis=1)
+            rows.append(
+                [
+                    f"{STUDIES[study].title}, {escaped(level_name(level))}",
+                    f"{np.mean(steps):,.0f}" if steps else MISSING,
+                    *(f"{way.mean():.3f} (most {way.max():.3f})" for way in ways),
+                    f"{changed.mean():.1f} of {heads}",
+                ]
+            )
+    if not rows:
+        return []
+    return [
+        "",
+        "### How far do w and v go?",
+        "",
+        "The mean over heads and runs of how far each ends from where it began, the farthest in brackets, and how many "
+        "heads change from near to far or back. Where few do, the signs of w tell of the start, not of the data.",
+        "",
+        *markdown(["data", "steps", "w", "v", "heads that change sides"], rows),
+    ]
+
+
+def _sharp(results: Results) -> list[str]:
+    """Whether ours is soft, or what it is held against sharp."""
+    entropies: dict[str, dict[str, Floats]] = {}
+    for study in results.studies:
+        found = {name: results.measured(study, name, "entropy") for name in (CONTROL, *SHARP)}
+        if all(len(found[name]) for name in (CONTROL, "vanilla", OURS)):
+            entropies[study] = {name: runs.mean(axis=1) for name, runs in found.items() if len(runs)}
+    if not entropies:
+        return []
+    rows = []
+    below = dict.fromkeys(SHARP, 0)
+    for study, found in entropies.items():
+        cells = [f"{found[CONTROL].mean():.3f}"]
+        for name in SHARP:
+            if name not in found:
+                cells.append(MISSING)
+                continue
+            test = welch_t_test(found[name].tolist(), found[CONTROL].tolist())
+            below[name] += test.p is not None and test.p < SIGNIFICANT and test.difference < 0
+            cells.append(f"{found[name].mean():.3f} ({test.difference:+.3f}, {_told(test)})")
+        rows.append([STUDIES[study].title, *cells])
+    counts = ", ".join(
+        f"{VARIANTS[name].label} on {below[name]} of {sum(name in found for found in entropies.values())}"
+        for name in SHARP
+        if any(name in found for found in entropies.values())
+    )
+    return [
+        "",
+        "### Who is sharp?",
+        "",
+        "The entropy of attention, 1 where all keys weigh the same, the mean over heads and runs; in brackets the "
+        f"difference to {VARIANTS[CONTROL].label}, which is the Transformer without its sinusoids, and p in "
+        f"Welch's t-test. Clearly sharper than that: {counts}.",
+        "",
+        "What the learnable sigmoid can do is bounded. f lies between 0 and 1 + eᵛ, 2 at v = 0: it can double a score, "
+        "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 keeps its share "
+        "in the softmax; it is not taken out. The exponent has no bound above.",
+        "",
+        *markdown(["data", *(VARIANTS[name].label for name in (CONTROL, *SHARP))], rows),
+    ]
+
+
+def _told(test: Significance) -> str:
+    return "no p" if test.p is None else shown_p(test.p)

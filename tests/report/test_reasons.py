@@ -1,0 +1,77 @@
+"""Why a claim holds or not: the section's numbers from records that are made up."""
+
+from typing import Any
+
+import pytest
+
+from datransformer.experiments.heads import starting_distances
+from datransformer.experiments.paper import OURS
+from datransformer.report.reasons import reasons
+from datransformer.report.records import Results
+
+LEVEL = "text.sequence.encoder.layers.0.attention"
+SCORES = {"ag": "accuracy", "amazon_rating": "rmse"}
+
+
+def make_results(study: str, scores: dict[str, float], **more: Any) -> Results:
+    return Results(
+        {
+            "study": study, "variant": variant, "seed": seed, "caveat": "made up", "device": "cpu",
+            "wall_seconds": 1.0, "steps": 1234, "examples": {"train": 1},
+            "metrics": {"dev": {}, "test": {SCORES[study]: score + 0.001 * seed}},
+            **{name: values[variant] for name, values in more.items() if variant in values},
+        }
+        for variant, score in scores.items() for seed in range(3)
+    )  # fmt: skip
+
+
+def heads_of(entropies: dict[str, float]) -> dict[str, Any]:
+    return {
+        variant: {LEVEL: {"entropy": [mean - 0.01, mean + 0.01], "keys": [1.0, 1.0], "distance": [1.0, 1.0]}}
+        for variant, mean in entropies.items()
+    }
+
+
+def test_nothing_to_tell() -> None:
+    assert reasons(Results([])) == []
+    assert reasons(make_results("ag", {"vanilla": 0.9, "none": 0.8})) == []
+
+
+@pytest.mark.parametrize(
+    ("study", "scores", "row"),
+    [
+        (
+            "ag",
+            {OURS: 0.89, "vanilla": 0.92, "none": 0.90},
+            "| AG, Accuracy | Transformer: +2.00 points (p < 0.0001) | -1.00 points (p = 0.00026) |",
+        ),
+        (
+            "amazon_rating",
+            {OURS: 0.89, "vanilla": 0.92, "none": 0.90},
+            "| Amazon, rating regression, RMSE | DA-Transformer: +0.010 (p = 0.00026) | +0.010 (p = 0.00026) |",
+        ),
+    ],
+)
+def test_what_there_is_to_win(study: str, scores: dict[str, float], row: str) -> None:
+    assert row in reasons(make_results(study, scores))
+
+
+def test_how_far_heads_go() -> None:
+    start = starting_distances({}, 2)["distance_weight"]
+    assert start == [-0.5, 0.5]
+    distances = {OURS: {LEVEL: {"distance_weight": [-0.4, -0.5], "distance_shift": [0.25, -0.25]}}}
+    assert "| AG, words | 1,234 | 0.550 (most 1.000) | 0.250 (most 0.250) | 1.0 of 2 |" in reasons(
+        make_results("ag", {OURS: 0.9}, distances=distances)
+    )
+
+
+def test_who_is_sharp() -> None:
+    scores = dict.fromkeys((OURS, "vanilla", "none"), 0.9)
+    results = make_results("ag", scores, heads=heads_of({OURS: 0.7, "vanilla": 0.5, "none": 0.6}))
+    for runs in results.records["ag"].values():
+        for seed, record in runs.items():
+            record["heads"] = {LEVEL: {**record["heads"][LEVEL]}}
+            record["heads"][LEVEL]["entropy"] = [one + 0.001 * seed for one in record["heads"][LEVEL]["entropy"]]
+    lines = reasons(results)
+    assert "| AG | 0.601 | 0.501 (-0.100, p < 0.0001) | 0.701 (+0.100, p < 0.0001) | — |" in lines
+    assert any("Clearly sharper than that: Transformer on 1 of 1, DA-Transformer on 0 of 1." in line for line in lines)
