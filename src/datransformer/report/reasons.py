@@ -117,8 +117,8 @@ def _sharp(results: Results) -> list[str]:
         f"Welch's t-test. Clearly sharper than that: {counts}.",
         "",
         "What the learnable sigmoid can do is bounded. f lies between 0 and 1 + eᵛ, 2 at v = 0: it can double a score, "
-        "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 keeps its share "
-        "in the softmax; it is not taken out. The exponent has no bound above.",
+        "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 keeps its "
+        "share in the softmax; it is not taken out. The exponent has no bound above.",
         "",
         *markdown(["data", *(VARIANTS[name].label for name in (CONTROL, *SHARP))], rows),
     ]
