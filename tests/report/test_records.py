@@ -93,6 +93,15 @@ def test_a_spoilt_record_is_named(spoil: Callable[[Record], None], message: str,
         read_results(folder)
 
 
+def test_half_a_character_is_named(tmp_path: Path) -> None:
+    folder = write(tmp_path, make_record(caveat="a whole one: \U0001f600"))
+    assert "\U0001f600" in results_page(read_results(folder))
+    (path,) = folder.rglob("*.json")
+    path.write_text(json.dumps(make_record(caveat="half of one: \ud83d")))
+    with pytest.raises(InputError, match=r"distance_aware-0\.json: not JSON .*surrogates not allowed"):
+        read_results(folder)
+
+
 def test_what_is_no_record_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, make_record())
     (folder / "ag" / "notes.json").write_text("[]")

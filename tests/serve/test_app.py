@@ -332,6 +332,8 @@ def test_the_key(sentence_run: Run, serve: Serve) -> None:
             assert (await client.post("/predict", json={"text": "a"}, headers=right)).status_code == 200
             for path in ("/healthz", "/docs", "/openapi.json"):
                 assert (await client.get(path)).status_code == 200
+            start = await client.get("/")
+            assert (start.status_code, start.headers["location"]) == (307, "/docs")
             assert "HTTPBearer" in (await client.get("/openapi.json")).text
 
     go(ask())

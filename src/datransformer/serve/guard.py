@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from datransformer.serve.limits import Limits
 from datransformer.serve.metrics import Metrics
 
-OPEN = ("/docs", "/openapi.json", "/healthz")  # without a key: they tell nothing of the texts
+OPEN = ("/", "/docs", "/openapi.json", "/healthz")  # without a key: they tell nothing of the texts
 PATHS = ("/predict", "/explain", "/metrics", *OPEN)
 
 

@@ -166,7 +166,10 @@ def read_fingerprint(folder: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text)
+        if r"\ud" in text.lower():  # halves of characters, which no file could hold if they came alone
+            json.dumps(values, ensure_ascii=False).encode()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:
