@@ -80,6 +80,16 @@ def test_options_against_plain_ours() -> None:
         r"| two\|layers | -0.50 points (p = 0.500, 2 and 2) | +2.00 points (p = 0.106, 2 and 2) | — | — |",
         "| signed | — | — | -0.100 (no p, 1 and 1) | — |",
     ]
+    for row in rows[:2]:
+        row["entropy"] = 0.5
+    level = {"entropy": [0.6, 0.8], "keys": [1.0, 1.0], "distance": [1.0, 1.0]}
+    for record in results.runs("ag", OURS):
+        record["heads"] = {"text": level}
+    assert beyond_the_paper(results, beyond)[-3:] == [
+        "| option | AG |",
+        "| --- | ---: |",
+        r"| two\|layers | -0.200 (no p, 2 and 2) |",
+    ]
     page = results_page(Results(plain("ag", 0.8), beyond=beyond))
     assert "## Beyond the paper" in page
     assert "## What was searched" not in page

@@ -118,7 +118,16 @@ def go_beyond(data_dir: Path, out: Path, *, device: str = "auto", reporter: Repo
             reporter.say(f"{option}, {planned.study}: {record['failed']}")
             continue
         dev = record["metrics"]["dev"]
-        rows.append({"option": option, "study": planned.study, "seed": planned.seed, "dev": dev})
+        entropies = [one for level in record["heads"].values() for one in level["entropy"]]
+        rows.append(
+            {
+                "option": option,
+                "study": planned.study,
+                "seed": planned.seed,
+                "dev": dev,
+                "entropy": round(sum(entropies) / len(entropies), 4),
+            }
+        )
         reporter.say(f"{len(rows)}: {option}, {planned.study}: {dev}")
         write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
     return path

@@ -40,7 +40,10 @@ SEARCHED = {
     "chosen": dict,
 }
 CALLED = {"calls": [{"runs": int, "seconds": float}]}
-GONE_BEYOND = {"note": str, "rows": [{"study": str, "option": str, "seed": int, "dev?": dict, "test?": dict}]}
+GONE_BEYOND = {
+    "note": str,
+    "rows": [{"study": str, "option": str, "seed": int, "dev?": dict, "test?": dict, "entropy?": float}],
+}
 
 
 class Results:

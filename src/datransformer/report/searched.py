@@ -53,6 +53,28 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
         "corrected, and the number of runs of both.",
         "",
         *markdown(["option", *heads], cells),
+        *_sharpness(results, rows),
+    ]
+
+
+def _sharpness(results: Results, rows: Rows) -> list[str]:
+    """What options do to the entropy of attention, where that was measured."""
+    measured = [row for row in rows if "entropy" in row]
+    studies = list(dict.fromkeys(row["study"] for row in measured))
+    if not studies:
+        return []
+    column = Column("entropy", "entropy", percent=False, digits=3)
+    plain = {study: [float(run.mean()) for run in results.measured(study, OURS, "entropy")] for study in studies}
+    cells = []
+    for option in dict.fromkeys(row["option"] for row in measured):
+        tried = {study: [row["entropy"] for row in measured if (row["option"], row["study"]) == (option, study)]
+                 for study in studies}  # fmt: skip
+        cells.append([escaped(option), *(_gap(column, tried[study], plain[study]) for study in studies)])
+    return [
+        "",
+        "What they do to the entropy of attention, the mean over heads; below 0 is sharper:",
+        "",
+        *markdown(["option", *(STUDIES[study].title for study in studies)], cells),
     ]
 
 
@@ -100,6 +122,10 @@ def _difference(results: Results, rows: Rows, option: str, study: str, split: st
         for record in results.runs(study, OURS)
         if column.name in record["metrics"].get(split, {})
     ]
+    return _gap(column, tried, plain)
+
+
+def _gap(column: Column, tried: Sequence[float], plain: Sequence[float]) -> str:
     if not tried or not plain:
         return MISSING
     test = welch_t_test(tried, plain)
