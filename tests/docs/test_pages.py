@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -40,6 +41,7 @@ PARSED = {
     "python -m datransformer.experiments.bench_export": "minutes; tests/experiments/test_bench_export.py runs it",
     "python -m datransformer.experiments.bench_scaling": "minutes; tests/experiments/test_bench_scaling.py runs it",
     "python -m datransformer.experiments.bench_serve": "minutes; tests/experiments/test_bench_serve.py runs it",
+    "python tests/hf/judge/run.py": "minutes, and needs the network; tests/hf/test_judge.py runs it",
     "torchrun": "needs several processes, GPUs or nodes; tests/train/test_ddp.py runs two processes",
 }
 ONCE = {
@@ -165,8 +167,8 @@ def run_program(words: list[str], place: Workplace) -> None:
     if name == "datransformer":
         (parse_arguments if is_parsed(words) else run_arguments)(arguments, place)
     elif name == "python":
-        assert arguments[0] == "-m"
-        run_module(arguments[1], arguments[2:], place, parsed=is_parsed(words))
+        start = 2 if arguments[0] == "-m" else 1
+        run_module(arguments[start - 1], arguments[start:], place, parsed=is_parsed(words))
     else:
         PROGRAMS[name](arguments, place)
 
@@ -204,7 +206,10 @@ def run_module(name: str, arguments: list[str], place: Workplace, *, parsed: boo
         if parsed:
             patch.setattr("argparse.ArgumentParser.parse_args", parse)
         with pytest.raises(ParsedError) if parsed else contextlib.nullcontext():
-            importlib.import_module(name).main()
+            if name.endswith(".py"):  # a script of the checkout
+                runpy.run_path(str(ROOT / name), run_name="__main__")
+            else:
+                importlib.import_module(name).main()
 
 
 def parse_torchrun(arguments: list[str], place: Workplace) -> None:
@@ -335,6 +340,7 @@ def test_a_mistake_in_a_document_is_found(place: Workplace) -> None:
         'pip install ".[nothing]"',
         "make nothing",
         "python -m datransformer.experiments.bench_serve --tyni",
+        "python tests/hf/judge/run.py --siute distance_aware",
         "unknown program",
     ]
     for line in wrong:
