@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from datransformer.hf.configuration import DATransformerConfig
 from datransformer.hf.masking import split_mask
+from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.nn.dropout import Dropout
 from datransformer.nn.embedding import sinusoids
 from datransformer.nn.encoder import EncoderLayer
@@ -87,8 +88,12 @@ class DATransformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ("DATransformerLayer",)
     _skip_keys_device_placement = ("past_key_values",)
-    # A step of 1e-4 on w = 0.5 is lost in bf16.
-    _keep_in_fp32_modules_strict = ("distance_weight", "distance_shift")
+
+    def __init__(self, config: DATransformerConfig) -> None:
+        super().__init__(config)
+        if issubclass(MIXERS[config.attention], DistanceAwareAttention):
+            # A step of 1e-4 on w = 0.5 is lost in bf16.
+            self._keep_in_fp32_modules_strict = {"distance_weight", "distance_shift"}
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

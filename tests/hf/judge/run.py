@@ -49,7 +49,6 @@ ABSENT = {
     "config_common_kwargs": "in no archive; five arguments that every config takes stand in for its list",
 }
 
-OTHER_MIXERS = tuple(name for name in MIXERS if name != "distance_aware")
 TURNED = tuple(f"{PREFIX}{kind}" for kind in SELF_ATTENTION)
 STOCK = tuple(f"stock_{kind}" for kind in SELF_ATTENTION)  # nothing of ours in them: the control
 SUITES = (*MIXERS, *TURNED, *STOCK)
@@ -57,11 +56,6 @@ SHOWN = ("distance_aware", "distance_aware_bert", "distance_aware_vit", "stock_b
 
 # (test, suites, reason) of what fails on purpose, or not because of us.
 FAILING: tuple[tuple[str, Sequence[str], str], ...] = (
-    (
-        "test_keep_in_fp32_modules_exist",
-        OTHER_MIXERS,
-        "w and v are named among what stays in fp32, and these mixers have none",
-    ),
     (
         "test_can_set_attention_dynamically",
         TURNED,
