@@ -17,6 +17,7 @@ from datransformer.report.statistics import (
     correct,
     correlate,
     holm,
+    interval_of,
     paired_t_test,
     ranked,
     resampled,
@@ -81,6 +82,15 @@ def test_welch_agrees_with_scipy(first: list[float], second: list[float]) -> Non
     swapped = welch_t_test(second, first)
     assert swapped.p == pytest.approx(found.p)
     assert swapped.difference == -found.difference
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_interval_agrees_with_scipy(level: float) -> None:
+    first, second = [0.8, 0.82, 0.85, 0.81], [0.7, 0.9, 0.75]
+    expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(level)
+    assert interval_of(welch_t_test(first, second), level) == pytest.approx((expected.low, expected.high), rel=1e-7)
+    assert interval_of(welch_t_test(first, [0.8])) is None
+    assert interval_of(welch_t_test([0.8, 0.8], [0.8, 0.8])) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=7))

@@ -98,7 +98,7 @@ def test_a_star_brings_its_numbers() -> None:
     assert notes_of(page)[:2] == [
         "AG accuracy: DA-Transformer − Transformer-XL = +4.80 points; Welch's t-test p = 0.00026 "
         "(Holm over 2: p = 0.00052), d = +10.23; paired t-test p = 0.00058 (Holm over 2: p = 0.001), d_z = +24.00; "
-        "95 % interval over 7,600 items [+3.10, +6.49].",
+        "95 % interval over 7,600 items, these runs as they are, [+3.10, +6.49].",
         r"\* better than the method it is compared with above, at p < 0.05 in Welch's t-test, after Holm's correction "
         "where there is one.",
     ]

@@ -44,7 +44,8 @@ def _to_win(results: Results) -> list[str]:
         "### How much is there to win?",
         "",
         f"The gain over {VARIANTS[CONTROL].label}, which sees a bag of words: what it reaches owes nothing to "
-        "distance.",
+        "distance. Where both texts of a pair are one sequence it cannot tell either which text a word is in, so not "
+        "all of that gain is due to distance.",
         "",
         *markdown(["data", "best method of the paper", METHODS[OURS]], rows),
     ]
@@ -76,7 +77,8 @@ def _moved(results: Results) -> list[str]:
         "### How far do w and v go?",
         "",
         "The mean over heads and runs of how far each ends from where it began, the farthest in brackets, and how many "
-        "heads change from near to far or back. Where few do, the signs of w tell of the start, not of the data.",
+        "heads change from near to far or back. Where few do, the signs of w tell of the start, not of the data. A "
+        "higher rate for w and v, and other starts, are among what is tried beyond the paper.",
         "",
         *markdown(["data", "steps", "w", "v", "heads that change sides"], rows),
     ]
@@ -117,11 +119,24 @@ def _sharp(results: Results) -> list[str]:
         f"Welch's t-test. Clearly sharper than that: {counts}.",
         "",
         "What the learnable sigmoid can do is bounded. f lies between 0 and 1 + eᵛ, 2 at v = 0: it can double a score, "
-        "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 keeps its "
-        "share in the softmax; it is not taken out. The exponent has no bound above.",
+        "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 still "
+        "counts e⁰ = 1 in the softmax; it is not taken out. The exponent has no bound above"
+        f"{_exponent(results)}.",
         "",
         *markdown(["data", *(VARIANTS[name].label for name in (CONTROL, *SHARP))], rows),
     ]
+
+
+def _exponent(results: Results) -> str:
+    """Whether the sharper mapping is the better one."""
+    told = []
+    for study in results.studies:
+        column = columns_of(STUDIES[study])[0]
+        scores = [list(results.scores(study, name, column.name).values()) for name in (EXPONENT, OURS)]
+        if all(scores):
+            test = welch_t_test(*scores)
+            told.append(f"{STUDIES[study].title} {column.shown(test.difference, '+')}{column.unit} ({_told(test)})")
+    return f"; sharp as it is, it has against the learnable sigmoid {', '.join(told)}" if told else ""
 
 
 def _told(test: Significance) -> str:

@@ -215,6 +215,20 @@ def two_sided(statistic: float, freedom: float) -> float:
     return incomplete_beta(freedom / 2, 0.5, freedom / (freedom + square), square / (freedom + square))
 
 
+def interval_of(test: Significance, level: float = 0.95) -> tuple[float, float] | None:
+    """Between which differences the true one lies with a probability of ``level``; None where there is no test."""
+    if test.statistic is None or test.freedom is None or test.statistic == 0:
+        return None
+    low, high = 0.0, 1.0
+    while two_sided(high, test.freedom) > 1 - level:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if two_sided(middle, test.freedom) > 1 - level else (low, middle)
+    reach = high * abs(test.difference / test.statistic)
+    return test.difference - reach, test.difference + reach
+
+
 def incomplete_beta(a: float, b: float, x: float, complement: float) -> float:
     """The regularised incomplete beta function I_x(a, b).
 

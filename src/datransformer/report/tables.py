@@ -213,7 +213,7 @@ def shown_p(value: float) -> str:
 
 def _interval(column: Column, interval: Interval) -> str:
     ends = f"[{column.shown(interval.low, '+')}, {column.shown(interval.high, '+')}]"
-    return f"{interval.level * 100:g} % interval over {interval.items:,} items {ends}"
+    return f"{interval.level * 100:g} % interval over {interval.items:,} items, these runs as they are, {ends}"
 
 
 def _gaps(columns: Sequence[Column], rows: Sequence[Row], summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:

@@ -41,6 +41,8 @@ NO_NEWS = "no level of news"
 NEARLY = 1 / 16  # how far from half of the heads still counts as half: one head of 16
 STEADY = 1 / 8  # how far the runs may spread around it: two heads of 16
 MOVED = 1 / 4  # of the heads at least have to leave the side they start on; half would if the start were forgotten
+STUCK = 1 / 4  # w that end nearer to where they started than this, which is half of the widest start, have not gone far
+PUT = "most are where they were put, which says nothing of what is learned"
 LOOSE = 0.5  # a correlation that is not shown to be weaker than this may matter
 Comparisons = Mapping[Key, Comparison]
 
@@ -230,7 +232,7 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
     same = [pair for pair in apart if stars[pair].is_clear and stars[pair].gain * classes[pair].gain > 0]
     opposite = [pair for pair in apart if stars[pair].is_clear and stars[pair].gain * classes[pair].gain < 0]
     if not apart:
-        return Verdict(FAILED, "no two methods differ clearly in accuracy: the difference is within noise")
+        return Verdict(UNTESTED, "no two methods differ clearly in accuracy: there is no picture to be the same")
     noise = len(apart) - len(same) - len(opposite)
     leader = comparisons.get(("amazon_rating", RATING_METRICS[0]))
     numbers = (
@@ -276,19 +278,31 @@ def _half(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     heads = values.shape[1]
     below = summarise((_below(values) / heads).tolist())
     start = np.array(results.started("ag", "distance_weight", heads))
-    moved = ((values < 0) != (start < 0)).sum(axis=1).astype(np.float64)
+    moved = _moved(values, start)
     numbers = (
         f"{shown_count(values)} heads have w < 0, where {int((start < 0).sum())} of them start; "
         f"{_shown(moved, 1)} have changed sides"
     )
+    if _stuck(values, start):
+        return Verdict(UNTESTED, f"{numbers}: {PUT}")
     if abs(below.mean - 0.5) > NEARLY or (below.deviation or 0) > STEADY:
         return Verdict(FAILED, numbers)
     if moved.mean() < MOVED * heads:
-        return Verdict(UNTESTED, f"{numbers}: most are where they were put, which says nothing of what is learned")
+        return Verdict(UNTESTED, f"{numbers}: {PUT}")
     return Verdict(HELD, numbers)
 
 
-def _most(what: str, side: int) -> Callable[[Results, Mapping[str, Floats]], Verdict]:
+def _moved(values: Floats, start: Floats) -> Floats:
+    """How many heads of each run are on the other side of 0 than at the start."""
+    return np.asarray(((values < 0) != (start < 0)).sum(axis=1), dtype=np.float64)  # [runs]
+
+
+def _stuck(values: Floats, start: Floats) -> bool:
+    """Whether the signs of w, of values [runs, heads], are those that they were given."""
+    return bool(_moved(values, start).mean() < MOVED * len(start) and np.abs(values - start).mean() < STUCK)
+
+
+def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, Floats]], Verdict]:
     """Whether more than half of the heads of the word level are on one side of 0."""
 
     def judge(results: Results, levels: Mapping[str, Floats]) -> Verdict:
@@ -302,6 +316,8 @@ def _most(what: str, side: int) -> Callable[[Results, Mapping[str, Floats]], Ver
             f"{_shown(counts, 1)} of {heads} heads have {what} ({_told(p)} against half of them{noise}); "
             f"mean {what[0]} {mean}"
         )
+        if what[0] == "w" and _stuck(values, np.array(results.started(study, "distance_weight", heads))):
+            return Verdict(UNTESTED, f"{numbers}: {PUT}")
         if p is None:
             return Verdict(UNTESTED, f"{numbers}: {TOO_FEW}")
         return _judge(p < SIGNIFICANT and counts.mean() > heads / 2, numbers)
@@ -314,13 +330,14 @@ def _one_near(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     if values is None:
         return Verdict(UNTESTED, NO_NEWS)
     once = int((_below(values) == 1).sum())
-    lowest = values.min(axis=1)
-    p = _against(lowest, 0.0)
+    start = np.array(results.started("mind", "distance_weight", values.shape[1]))
     numbers = (
-        f"{shown_count(values)} heads have w < 0, exactly one in {once} of {len(values)} runs; the lowest w is "
-        f"{_shown(lowest, 3, '+')} ({_told(p)} against 0)"
+        f"{shown_count(values)} heads have w < 0, exactly one in {once} of {len(values)} runs; "
+        f"{_shown(_moved(values, start), 1)} have changed sides"
     )
-    return _judge(once > len(values) / 2 and p is not None and p < SIGNIFICANT, numbers)
+    if _stuck(values, start):
+        return Verdict(UNTESTED, f"{numbers}: {PUT}")
+    return _judge(once > len(values) / 2, numbers)
 
 
 def _all_positive(results: Results, levels: Mapping[str, Floats]) -> Verdict:
@@ -331,10 +348,11 @@ def _all_positive(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     for level, values in levels.items():
         lowest = values.min(axis=1)
         p = _against(lowest, 0.0)
-        holds = holds and lowest.mean() > 0 and p is not None and p < SIGNIFICANT
+        above = bool(lowest.mean() > 0)
+        holds = holds and above and p is not None and p < SIGNIFICANT
         parts.append(
-            f"{level_name(level)}: {shown_count(values)} heads have v < 0, the lowest v is {_shown(lowest, 3, '+')} "
-            f"({_told(p)} against 0)"
+            f"{level_name(level)}: {shown_count(values)} heads have v < 0, the lowest v is {_shown(lowest, 3, '+')}"
+            + (f" ({_told(p)} against 0)" if above else "")
         )
     return _judge(holds, "; ".join(parts))
 
@@ -408,8 +426,8 @@ VERDICTS: dict[str, Callable[[Results, Comparisons], Verdict]] = {
         (EARLY, LATE), (EARLY[:1], EARLY[1:]), (LATE[:1], LATE[1:]), data=ABLATED, table="adjustments"
     ),
     "half_near_half_far": _heads("ag", "distance_weight", _half),
-    "mild_on_ag": _heads("ag", "distance_shift", _most("v < 0", -1)),
-    "words_look_far": _heads("mind", "distance_weight", _most("w > 0", 1)),
+    "mild_on_ag": _heads("ag", "distance_shift", _most("ag", "v < 0", -1)),
+    "words_look_far": _heads("mind", "distance_weight", _most("mind", "w > 0", 1)),
     "one_near_head": _heads("mind", "distance_weight", _one_near),
     "all_shifts_positive": _heads("mind", "distance_shift", _all_positive),
     "sharper_attention": _sharper,

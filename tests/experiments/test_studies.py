@@ -1,0 +1,25 @@
+"""What the page says of choices that no study makes is what the library does."""
+
+import pytest
+
+from datransformer.experiments.heads import starting_distances
+from datransformer.experiments.studies import CHOICES, DEFAULTS, STUDIES
+from datransformer.nn.rpr import RelativePositionAttention
+from datransformer.train.config import TrainConfig
+
+
+def test_defaults_are_those_of_the_library() -> None:
+    heads = CHOICES["model.heads"].value
+    started = starting_distances({}, heads)
+    even = [-0.5 + head / (heads - 1) for head in range(heads)]
+    assert started["distance_weight"] == pytest.approx(even)
+    assert DEFAULTS["w at the start"].value.startswith("-0.5 to 0.5, evenly")
+    assert set(started["distance_shift"]) == {DEFAULTS["v at the start"].value}
+    clip = starting_distances({"mapping": "clip"}, heads)["distance_shift"]
+    assert set(clip) == {float(DEFAULTS["T of clip"].value.split()[0])}
+    assert RelativePositionAttention(8, 2).max_distance == DEFAULTS["k of Transformer-RPR"].value
+    assert TrainConfig().max_tokens == DEFAULTS["`train.max_tokens`"].value
+    assert TrainConfig().distance_rate == 1
+    assert {"snli", "snli_siamese"} <= set(STUDIES)
+    own = {name for study in STUDIES.values() for name in (*study.settings, *study.choices)}
+    assert own.isdisjoint({"train.max_tokens", "train.distance_rate", "model.attention_options"})
