@@ -68,6 +68,8 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     records = [json.loads(one.read_text()) for one in (out / "results").glob("*/*.json")]
     assert {record["settings"]["model"]["attention"] for record in records} == {"log_distance", "distance_aware"}
     assert all(set(record["metrics"]) == {"dev"} for record in records)
+    means = [sum(level["entropy"]) / 2 for record in records for level in record["heads"].values()]
+    assert sorted(row["entropy"] for row in first["rows"]) == pytest.approx(sorted(means), abs=1e-4)
     assert beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False)) == path
     assert json.loads(path.read_text()) == first
     assert [line.split(" | ")[0] for line in beyond_the_paper(Results({}), first)[-2:]] == ["| log", "| rate"]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -85,6 +86,37 @@ def test_a_file_that_is_no_source_distribution_is_refused(
     assert not (tmp_path / "out.json").exists()
 
 
+def test_what_is_not_a_plain_file_is_not_unpacked(tmp_path: Path) -> None:
+    for target in ("/etc/hostname", "../../../elsewhere"):
+        path = tmp_path / "links.tar.gz"
+        with tarfile.open(path, "w:gz") as archive:
+            for name in run.NEEDED:
+                member = tarfile.TarInfo(f"transformers-1.0/tests/{name}")
+                member.type, member.linkname = tarfile.SYMTYPE, target
+                archive.addfile(member)
+        with pytest.raises(run.InputError, match=r"links\.tar\.gz: got .*, expected a \.tar\.gz"):
+            run.unpack(path, "1.0", tmp_path)
+
+
+@pytest.mark.parametrize("out", [".", "missing/out.json"])
+def test_where_the_result_cannot_go_is_told_first(
+    out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(run, "judge", lambda *_: pytest.fail("ran"))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--out", str(tmp_path / out)])
+    with pytest.raises(SystemExit) as ended:
+        run.main()
+    assert ended.value.code == 2
+    assert f"--out {tmp_path / out}: expected a file" in capsys.readouterr().err
+
+
+def test_why_pytest_could_not_run_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "cases.py").write_text("import no_such_module\n", encoding="utf-8")
+    with pytest.raises(run.InputError, match="no_such_module"):
+        run.run_suite(tmp_path, "distance_aware")
+
+
 def test_without_what_the_tests_need_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "find_spec", lambda name: None)
     with pytest.raises(run.InputError, match="pip install parameterized"):
@@ -110,6 +142,7 @@ def test_the_page_has_the_counts_of_the_result_file() -> None:
     text = " ".join(PAGE.split())
     for test, _, reason in run.FAILING:
         assert f"`{test}`: {reason}" in text
+    assert set(re.findall(r"^- `(test_\w+)`", PAGE, re.MULTILINE)) == {test for test, *_ in run.FAILING}
 
 
 @pytest.mark.slow

@@ -182,6 +182,7 @@ def test_w_and_v_stay_in_fp32(small: Small, tmp_path: Path) -> None:
     assert attention.distance_weight.dtype == attention.distance_shift.dtype == torch.float32
     assert attention.in_proj_weight.dtype == torch.bfloat16
     assert model(ids()).logits.dtype == torch.bfloat16
+    assert not DATransformerForCausalLM(small(attention="alibi"))._keep_in_fp32_modules_strict  # which has neither
 
 
 def test_weight_decay_is_for_matrices(small: Small) -> None:

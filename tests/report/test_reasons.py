@@ -75,3 +75,15 @@ def test_who_is_sharp() -> None:
     lines = reasons(results)
     assert "| AG | 0.601 | 0.501 (-0.100, p < 0.0001) | 0.701 (+0.100, p < 0.0001) | — |" in lines
     assert any("Clearly sharper than that: Transformer on 1 of 1, DA-Transformer on 0 of 1." in line for line in lines)
+    spread = {0: -0.3, 1: 0.1, 2: 0.1}  # lower on average, but not clearly
+    for seed, record in results.records["ag"]["vanilla"].items():
+        record["heads"][LEVEL]["entropy"] = [0.6 + spread[seed]] * 2
+    assert any("sharper than that: Transformer on 0 of 1," in line for line in reasons(results))
+
+
+def test_what_records_say_is_shown_as_it_is() -> None:
+    distances = {OURS: {"a|b": {"distance_weight": [-0.5, 0.5], "distance_shift": [0.0, 0.0]}}}
+    results = make_results("ag", {OURS: 0.9}, distances=distances)
+    for record in results.runs("ag", OURS):
+        del record["steps"]  # as in older records
+    assert r"| AG, a\|b | — | 0.000 (most 0.000) | 0.000 (most 0.000) | 0.0 of 2 |" in reasons(results)

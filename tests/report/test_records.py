@@ -63,6 +63,7 @@ def drop(name: str) -> Callable[[Record], None]:
         (put("study", value=["ag"]), r"study: got \['ag'\], expected a text"),
         (put("variant", value="lstm"), r"variant: got 'lstm', expected one of: "),
         (put("seed", value=True), r"seed: got True, expected a whole number"),
+        (put("steps", value=10**400), r"steps: got 10*\.\.\.0*, expected a whole number"),
         (put("wall_seconds", value="1"), r"wall_seconds: got '1', expected a finite number"),
         (put("metrics", value=[0.5]), r"metrics: got \[0.5\], expected an object"),
         (put("metrics", "test", "accuracy", value=float("nan")), r"metrics\.accuracy: got nan, expected a finite"),
@@ -97,9 +98,11 @@ def test_half_a_character_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, make_record(caveat="a whole one: \U0001f600"))
     assert "\U0001f600" in results_page(read_results(folder))
     (path,) = folder.rglob("*.json")
-    path.write_text(json.dumps(make_record(caveat="half of one: \ud83d")))
-    with pytest.raises(InputError, match=r"distance_aware-0\.json: not JSON .*surrogates not allowed"):
-        read_results(folder)
+    half = json.dumps(make_record(caveat="half of one: \ud83d"))
+    for text in (half, half.replace(r"\ud83d", r"\uD83D")):
+        path.write_text(text)
+        with pytest.raises(InputError, match=r"distance_aware-0\.json: not JSON .*surrogates not allowed"):
+            read_results(folder)
 
 
 def test_what_is_no_record_is_named(tmp_path: Path) -> None:
@@ -116,6 +119,10 @@ def test_what_is_no_record_is_named(tmp_path: Path) -> None:
         (put("distances", value={"other": make_record()["distances"][LEVEL]}), "distances: not as in"),
         (put("heads", LEVEL, value={"entropy": [1], "keys": [1], "distance": [1]}), "heads: not as in"),
         (put("items", value={"auc": [1]}), "items: not as in"),
+        (
+            put("settings", "model", "attention_options", value={"distance_weight_init": 2.0}),
+            r"settings\.model\.attention_options: not as in",
+        ),
     ],
 )
 def test_runs_that_do_not_go_together_are_named(spoil: Callable[[Record], None], message: str, tmp_path: Path) -> None:
@@ -151,6 +158,9 @@ def test_where_training_starts_is_known() -> None:
     assert Results([record]).started("ag", "distance_weight", 2) == [-0.5, 0.5]
     record["settings"]["model"]["attention_options"] = {"distance_shift_init": 0.25}
     assert Results([record]).started("ag", "distance_shift", 2) == [0.25, 0.25]
+    without = make_record(seed=-1, distances={})  # of which nothing is shown that could have started
+    without["settings"]["model"]["attention_options"] = {"bogus": 1}
+    assert Results([without, record]).started("ag", "distance_shift", 2) == [0.25, 0.25]
 
 
 def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
@@ -160,20 +170,24 @@ def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
     good: dict[str, Any] = {
         "search.json": {"note": "", "trials": [trial], "chosen": {}},
         "beyond.json": {"note": "", "rows": [row]},
+        "calls.json": {"calls": [{"runs": 3, "seconds": 90.0}]},
     }
     for name, values in good.items():
         (folder / name).write_text(json.dumps(values))
     results = read_results(folder)
-    assert (results.search, results.beyond) == tuple(good.values())
+    assert (results.search, results.beyond, {"calls": results.calls}) == tuple(good.values())
+    assert " One call, 1.5 minutes in all, made 3." in results_page(results)
     assert results.studies == ["ag"]
     for name, key, change, message in (
         ("search.json", "trials", {"study": "x"}, r"search\.json: trials\[0\]\.study: got 'x'"),
+        ("calls.json", "calls", {"runs": -1}, r"calls\.json: calls\[0\]\.runs: got -1, expected 0 or more"),
+        ("beyond.json", "rows", {"entropy": "1"}, r"beyond\.json: rows\[0\]\.entropy: got '1', expected a finite"),
         ("search.json", "trials", {"dev": {"auc": 1}}, r"search\.json: trials\[0\]\.dev\.accuracy: missing"),
         ("search.json", "trials", {"variant": "x"}, r"search\.json: trials\[0\]\.variant: got 'x'"),
         ("beyond.json", "rows", {"test": {"accuracy": "x"}}, r"beyond\.json: rows\[0\]\.test\.accuracy: got 'x'"),
         ("beyond.json", "rows", {"option": 1}, r"beyond\.json: rows\[0\]\.option: got 1, expected a text"),
     ):
-        values = {**good[name], key: [{**(trial if key == "trials" else row), **change}]}
+        values = {**good[name], key: [{**good[name][key][0], **change}]}
         (folder / name).write_text(json.dumps(values))
         with pytest.raises(InputError, match=message):
             read_results(folder)

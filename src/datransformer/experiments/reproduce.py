@@ -106,7 +106,7 @@ def reproduce(
             for planned, record in ended:
                 records[planned.name] = record
                 board.end(planned, record)
-                done += 1
+                done += "failed" not in record
         except Interrupted as error:
             raise Interrupted(STOPPED) from error
         finally:

@@ -44,4 +44,6 @@ def _is_a(value: Any, kind: type) -> bool:
         return False
     if kind is float:
         return isinstance(value, int | float) and abs(value) <= LARGEST
+    if kind is int:
+        return isinstance(value, int) and abs(value) <= LARGEST
     return isinstance(value, kind)

@@ -120,7 +120,7 @@ def _sharp(results: Results) -> list[str]:
         "",
         "What the learnable sigmoid can do is bounded. f lies between 0 and 1 + eᵛ, 2 at v = 0: it can double a score, "
         "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 still "
-        "counts e⁰ = 1 in the softmax; it is not taken out. The exponent has no bound above"
+        "counts e⁰ = 1 in the softmax; it is not taken out. The exponent is bounded at e⁵⁰ alone"
         f"{_exponent(results)}.",
         "",
         *markdown(["data", *(VARIANTS[name].label for name in (CONTROL, *SHARP))], rows),

@@ -102,7 +102,8 @@ class Results:
 
     def started(self, study: str, name: str, heads: int) -> list[float]:
         """W or v of ours before training, by head; the runs of a study start alike."""
-        return starting_distances(_options(self.runs(study, OURS)[0]), heads)[name]
+        first = next(record for record in self.runs(study, OURS) if record.get("distances"))
+        return starting_distances(_options(first), heads)[name]
 
     def measured(self, study: str, variant: str, name: str) -> Floats:
         """How sharp, sparse or far-sighted all heads of a variant are, [runs, heads], each run sorted."""
@@ -227,6 +228,10 @@ def _check_beyond(values: Record) -> None:
 
 def _check_calls(values: Record) -> None:
     check_form("", values, CALLED)
+    for number, call in enumerate(values["calls"]):
+        for key in ("runs", "seconds"):
+            if call[key] < 0:
+                raise InputError(f"calls[{number}].{key}: got {call[key]}, expected 0 or more")
 
 
 def _check_rows(name: str, rows: list[Record]) -> None:
@@ -240,6 +245,8 @@ def _check_rows(name: str, rows: list[Record]) -> None:
 def _common(record: Record) -> dict[str, Any]:
     """What has to be the same in all runs of a study: what is right, and how many items, levels and heads there are."""
     common: dict[str, Any] = {"truth": record["truth"]} if "answers" in record else {}
+    if record["variant"] == OURS and record.get("distances"):
+        common["settings.model.attention_options"] = _options(record)
     for key in ("distances", "heads"):
         if record.get(key):
             common[key] = {level: len(next(iter(numbers.values()))) for level, numbers in record[key].items()}

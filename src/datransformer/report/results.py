@@ -171,8 +171,8 @@ def _provenance(results: Results) -> str:
     devices = sorted({escaped(record["device"]) for record in records})
     seconds = sum(call["seconds"] for call in results.calls)
     timed = sum(call["runs"] for call in results.calls)
-    calls = "one call" if len(results.calls) == 1 else f"{len(results.calls)} calls"
-    took = f" {calls}, {seconds / 60:,.1f} minutes in all, made {timed:,} of them." if results.calls else ""
+    calls = "One call" if len(results.calls) == 1 else f"{len(results.calls)} calls"
+    took = f" {calls}, {seconds / 60:,.1f} minutes in all, made {timed:,}." if results.calls else ""
     seeds = max(map(len, variants), default=0)
     planned = sum(len(plan_study(study, RUNS, {})) for study in results.studies)
     missing = planned - len(records)

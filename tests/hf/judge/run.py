@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tarfile
@@ -32,6 +33,7 @@ from datransformer.experiments.machine import commit, markdown
 from datransformer.hf.retrofit import PREFIX, SELF_ATTENTION
 from datransformer.nn.mixers import MIXERS
 
+TOLD = 30  # last lines of pytest where it could not run
 HERE = Path(__file__).parent
 SOURCE = Path(__file__).parents[3] / "src"
 NEEDED = ("test_modeling_common.py", "test_configuration_common.py", "test_training_mixin.py")
@@ -135,8 +137,9 @@ def run_suite(folder: Path, suite: str) -> str:
     done = subprocess.run(
         [*command, f"tests/cases.py::{suite}"], cwd=folder, env=environment, capture_output=True, text=True
     )
-    if done.returncode not in (0, 1):  # neither all passed nor some failed
-        raise InputError(f"{suite}: pytest ended with {done.returncode}: {_last(done.stdout + done.stderr)}")
+    if done.returncode not in (0, 1) or not report.is_file():  # neither all passed nor some failed
+        told = "\n".join((done.stdout + done.stderr).splitlines()[-TOLD:])
+        raise InputError(f"{suite}: pytest ended with {done.returncode}:\n{told}")
     return report.read_text(encoding="utf-8")
 
 
@@ -251,12 +254,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file for all counts, reasons and failures")
     parser.add_argument("--suite", action="append", choices=SUITES, help="run this one alone; can be given again")
     arguments = parser.parse_args()
+    out = arguments.out
+    if out is not None and (out.is_dir() or not os.access(out.parent, os.W_OK)):  # not after minutes
+        parser.exit(2, f"{parser.prog}: --out {out}: expected a file in a folder that can be written to\n")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that folder and tests end too
     try:
         result = judge(arguments.sdist, arguments.suite or SUITES, _tell)
-        if arguments.out is not None:
-            write_text(arguments.out, json.dumps(result, indent=2) + "\n")
+        if out is not None:
+            write_text(out, json.dumps(result, indent=2) + "\n")
     except (InputError, OSError) as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: stopped\n")
     lines = unexpected(result["suites"])
     print("\n".join([*count_table(result), "", *(lines or ["Nothing unexpected."])]))  # noqa: T201
     sys.exit(bool(lines))
