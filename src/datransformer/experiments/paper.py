@@ -182,8 +182,8 @@ CLAIMS: dict[str, Claim] = {
         AS_IT_SAYS,
     ),
     "learnable_sigmoid_best": Claim(
-        "Of the five mappings the learnable sigmoid is best and the plain sigmoid next, before the exponent; clip and "
-        "linear fall short.",
+        "Of the five mappings the learnable sigmoid is best and the plain sigmoid next, before the exponent; neither "
+        "clip nor linear is optimal.",
         "Section 4.3, Figure 4",
     ),
     "early_multiply_best": Claim(

@@ -168,7 +168,8 @@ def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> st
 def _provenance(results: Results) -> str:
     variants = [runs for study in results.studies for runs in results.records[study].values()]
     records = [record for runs in variants for record in runs.values()]
-    devices = sorted({escaped(record["device"]) for record in records})
+    # A linear model is trained on the CPU, wherever the others are.
+    devices = sorted({escaped(record["device"]) for record in records if record["variant"] != LINEAR})
     seconds = sum(call["seconds"] for call in results.calls)
     timed = sum(call["runs"] for call in results.calls)
     calls = "One call" if len(results.calls) == 1 else f"{len(results.calls)} calls"
