@@ -18,6 +18,7 @@ from datransformer.data.prepare import TextData
 from datransformer.data.readers import Columns, read_rows
 from datransformer.experiments import bench_train as bench
 from datransformer.experiments import machine
+from datransformer.experiments.machine import commit
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.train.config import FileConfig, RunConfig
@@ -65,6 +66,7 @@ def test_the_file_holds_what_is_returned(measured: tuple[Path, dict[str, Any]]) 
     assert result["quick"] is True
     assert result["versions"]["torch"] == torch.__version__
     assert "transformers" not in result["versions"]
+    assert result["commit"] == commit()
 
 
 def test_training_compares_models_of_one_size(result: Mapping[str, Any]) -> None:

@@ -39,7 +39,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.news import BEHAVIORS, NEWS
 from datransformer.data.prepare import TextData
 from datransformer.data.store import write_text
-from datransformer.experiments.machine import machine, markdown, versions_of
+from datransformer.experiments.machine import commit, machine, markdown, versions_of
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.nn.pooling import POOLINGS
@@ -108,6 +108,7 @@ def bench_train(
             "quick": quick,
             "machine": machine(fabric.device),
             "versions": {**versions(), **versions_of("transformers", "accelerate")},
+            "commit": commit(),
             "training": measure_training(folder, fabric, sizes, tell),
             "encoding": measure_encoding(folder, sizes, tell),
             "growth": measure_growth(folder, sizes, tell) if growth else None,
