@@ -93,6 +93,9 @@ def test_typing_gives_the_answer(page: Any, make_run: Any) -> None:
         assert [float(text.split()[0]) for text in shown] == [
             pytest.approx(100 * row["probability"], abs=0.51) for row in shares
         ]
+        page.get_by_label("Text", exact=True).fill(" ")  # an answer to nothing would be wrong
+        page.wait_for_function("() => document.querySelector('#runs').childElementCount === 0")
+        assert not page.locator("#controls").is_visible()
 
 
 def test_a_refusal_and_an_end_are_told(browser: Any, make_run: Any) -> None:

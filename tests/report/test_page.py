@@ -216,3 +216,11 @@ def test_the_figure_shows_the_report() -> None:
     shown = np.asarray(heads.images[0].get_array())
     np.testing.assert_allclose(shown, [[0.1 * head, 0.2] for head in range(HEADS)])
     assert [tick.get_text() for tick in heads.get_yticklabels()] == ["w = -1.00", "w = +0.00", "w = +1.00"]
+
+
+def test_a_lone_point_can_be_seen() -> None:
+    root = ElementTree.fromstring(line_chart([Series("", [10], [0.5])], title="t", x_label="x", y_range=(0.0, 1.0)))
+    svg = "{http://www.w3.org/2000/svg}" if root.tag.startswith("{") else ""
+    (dot,) = root.iter(f"{svg}circle")
+    assert dot.get("class") == "line s0"
+    assert [text.text for text in root.iter(f"{svg}text")].count("10") == 1

@@ -417,16 +417,22 @@ def test_where_ours_stands_is_told_at_once() -> None:
     ) in top
     assert "| SST, Accuracy | 81.00 | 90.49 | 86.00 (Transformer-XL) | 4 of 5 |" in top
     assert (
-        "- DA-Transformer against the best of the paper's other methods: ahead on 1 of 2 set-ups, clearly ahead on 1 "
-        "(AG), clearly behind on 1 (SST)."
+        "- DA-Transformer against the best of the paper's other methods: of 2 set-ups ahead on 1, behind on 1; clearly "
+        "ahead on 1 (AG); clearly behind on 1 (SST)."
     ) in top
-    assert "against the plain Transformer: ahead on 2 of 2 set-ups, clearly ahead on 2 (AG; SST), clearly behind" in top
+    assert (
+        "plain Transformer: of 2 set-ups ahead on 2, behind on 0; clearly ahead on 2 (AG; SST); clearly behind" in top
+    )
     assert "AG: made up." in top
     assert "SST: made up" not in top  # as AG
 
     wide = {**{name: 2 - score for name, score in GOOD.items()}, OURS: 1.3}  # errors
     top = results_page(make_results(wide, "amazon_rating"))
-    assert "ahead on 0 of 1 set-ups, clearly ahead on 0, clearly behind on 1 (Amazon, rating regression)." in top
+    assert "of 1 set-ups ahead on 0, behind on 1; clearly ahead on 0; clearly behind on 1 (Amazon, rating" in top
+    assert "| Amazon, rating regression, RMSE (less is better) | 1.300 | — |" in top
+    assert "The paper has 5 seeds a method" in top
+    alone = results_page(make_results(GOOD, seeds=1))
+    assert "5 runs, up to one seed a method, on cpu. **12 of the 17 runs that one seed take are missing.** The" in alone
 
 
 def test_heads_that_stay_where_they_were_put_tell_nothing() -> None:

@@ -232,7 +232,7 @@ class Head {
   tell() {
     const row = this.panel.active;
     this.markRow();
-    if (row !== null) this.top.textContent = `${short(this.panel.items[row])} → ${this.strongest(row, 3).join(", ")}`;
+    if (row !== null) this.top.textContent = `${short(this.panel.items[row])} → ${this.strongest(row, 3).join(" · ")}`;
   }
 
   strongest(row, count) {
@@ -452,11 +452,23 @@ function show(results) {
   }));
 }
 
+// No answer may stand below a text that it is not about.
+function clear() {
+  panels = [];
+  byId("runs").replaceChildren();
+  byId("controls").hidden = true;
+  byId("state").textContent = "";
+  byId("problem").textContent = "";
+}
+
 let request = null;
 async function ask() {
   const [text, pair] = [byId("text").value, byId("pair") ? byId("pair").value : null];
   if (request) request.abort();
-  if (!text.trim() || (pair !== null && !pair.trim())) return;
+  if (!text.trim() || (pair !== null && !pair.trim())) {
+    clear();
+    return;
+  }
   request = new AbortController();
   byId("state").textContent = "Reading …";
   try {

@@ -113,7 +113,9 @@ over the distance, the dotted line is 1. Words with a dotted line are unknown to
 
 def _form(fields: Sequence[str]) -> str:
     boxes = "".join(
-        f'<label for="{name}">{label}</label><textarea id="{name}" spellcheck="false" autocomplete="off"></textarea>'
+        f'<label for="{name}">{label}</label>'
+        f'<textarea id="{name}" spellcheck="false" autocomplete="off" placeholder="The answer comes as you type"'
+        f"{' autofocus' if name == 'text' else ''}></textarea>"
         for name, label in zip(("text", "pair"), fields, strict=False)
     )
     return f'<form id="form" class="wide">{boxes}</form>'

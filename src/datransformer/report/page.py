@@ -281,7 +281,9 @@ def line_chart(
     left, right = 48, width - (26 + _text_width(max((line.label for line in series), key=len)) if named else 12)
     top, bottom = (28 if heading else 12), height - 44
     first = min(line.x[0] for line in series) if x_from is None else x_from
-    last = max(max(line.x[-1] for line in series), first + 1e-9)
+    last = max(line.x[-1] for line in series)
+    ticks = _ticks(first, last, 6 if width > 300 else 4) if last > first else [first]
+    last = max(last, first + 1e-9)
     low, high = y_range
 
     def place(x: float, y: float) -> tuple[float, float]:
@@ -298,7 +300,7 @@ def line_chart(
         shown = _percent(tick, 0) if percent else f"{tick:g}"
         parts.append(f'<path class="axis" d="M{left} {y:.1f}H{right}"/>')
         parts.append(f'<text class="soft end" x="{left - 6}" y="{y + 4:.1f}">{shown}</text>')
-    for tick in _ticks(first, last, 6 if width > 300 else 4):
+    for tick in ticks:
         x = place(tick, low)[0]
         parts.append(f'<text class="soft middle" x="{x:.1f}" y="{bottom + 17}">{tick:g}</text>')
     parts.append(f'<text class="soft middle" x="{(left + right) / 2:.1f}" y="{height - 6}">{escape(x_label)}</text>')
@@ -311,6 +313,9 @@ def line_chart(
     for number, (line, end, label_y) in enumerate(zip(series, ends, _spread(ends, top, bottom), strict=True)):
         points = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in zip(line.x, line.y, strict=True))
         style = f"line s{number % COLOURS}"
+        if len(line.x) == 1:  # which has no line to be seen
+            x, y = place(line.x[0], line.y[0])
+            parts.append(f'<circle class="{style}" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
         parts.append(f'<polyline class="{style}" points="{points}"><title>{escape(line.label)}</title></polyline>')
         if line.label:
             parts.append(f'<path class="{style} lead" d="M{right} {end:.1f}L{right + 18} {label_y:.1f}"/>')

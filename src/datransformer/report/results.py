@@ -157,12 +157,13 @@ def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> st
     """On how many set-ups ours is ahead by the first metric, and on which clearly."""
     gains = {study: test.difference * (1 if columns[study].higher_is_better else -1) for study, test in tests.items()}
     clear = [study for study, test in tests.items() if test.p is not None and test.p < SIGNIFICANT]
-    parts = [f"ahead on {sum(gain > 0 for gain in gains.values())} of {len(gains)} set-ups"]
+    ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
+    parts = [f"of {len(gains)} set-ups ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
         titles = [STUDIES[study].title for study in clear if sign * gains[study] > 0]
         listed = f" ({'; '.join(titles)})" if titles else ""
         parts.append(f"clearly {word} on {len(titles)}{listed}")
-    return f"{', '.join(parts)}."
+    return f"{'; '.join(parts)}."
 
 
 def _provenance(results: Results) -> str:
@@ -175,11 +176,14 @@ def _provenance(results: Results) -> str:
     calls = "One call" if len(results.calls) == 1 else f"{len(results.calls)} calls"
     took = f" {calls}, {seconds / 60:,.1f} minutes in all, made {timed:,}." if results.calls else ""
     seeds = max(map(len, variants), default=0)
-    planned = sum(len(plan_study(study, RUNS, {})) for study in results.studies)
+    planned = sum(len(plan_study(study, seeds, {})) for study in results.studies)
     missing = planned - len(records)
-    part = f" **{missing:,} of the {planned:,} runs that {RUNS} seeds take are missing.**" if missing > 0 else ""
+    most = "one seed" if seeds == 1 else f"{seeds} seeds"
+    part = f" **{missing:,} of the {planned:,} runs that {most} take are missing.**" if missing > 0 else ""
+    if seeds < RUNS:
+        part += f" The paper has {RUNS} seeds a method; with one there are neither tests nor intervals."
     return (
-        f"{len(records):,} runs, up to {seeds} seeds a method, on {', '.join(devices) or 'nothing'}.{took}{part} "
+        f"{len(records):,} runs, up to {most} a method, on {', '.join(devices) or 'nothing'}.{took}{part} "
         "`datransformer reproduce` made them, and `datransformer report` made this page of what they left."
     )
 
@@ -200,7 +204,7 @@ def _at_a_glance(results: Results) -> list[str]:
         paper = printed_of(study).get(column.name, {})
         rows.append(
             [
-                f"{STUDIES[study].title}, {column.label}",
+                f"{STUDIES[study].title}, {column.label}{'' if column.higher_is_better else ' (less is better)'}",
                 column.shown(means[OURS]),
                 f"{paper[OURS].mean:.{column.digits}f}" if paper else MISSING,
                 f"{column.shown(others[best])} ({METHODS[best]})",
@@ -213,11 +217,11 @@ def _at_a_glance(results: Results) -> list[str]:
     heads = [
         "data",
         METHODS[OURS],
-        "in the paper",
+        "the same in the paper",
         "best of its other methods",
         "place",
         f"{METHODS[OURS]} − {METHODS[PLAIN]}, 95 % interval",
-        "in the paper",
+        "that difference in the paper",
         *(VARIANTS[name].label for name in controls),
     ]
     if not rows:

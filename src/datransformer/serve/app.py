@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
 
 from datransformer.data.errors import InputError
 from datransformer.serve.batching import AnswerError, Batcher, QueueFullError
@@ -38,10 +39,11 @@ from datransformer.train.tasks import ALONE, Worker
 from datransformer.version import __version__
 
 SHOWN_PROBLEMS, SHOWN_CHARACTERS = 3, 500
+PATHS = ("/predict", "/explain", "/healthz", "/metrics", "/docs")
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": why, "model": Problem}
     for status, why in {
-        400: "The request is not JSON.",
+        400: "The request cannot be read: not UTF-8, too deep, or with too long a number.",
         401: "The key is missing or wrong, where the server has one.",
         408: "The request took too long to arrive.",
         413: "The request is too large.",
@@ -149,8 +151,18 @@ def _handle_errors(app: FastAPI, limits: Limits) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return refuse(422, "the request: expected the header content-type: application/json")
-        problems = "; ".join(_spell(problem) for problem in error.errors()[:SHOWN_PROBLEMS])
+        problems = "; ".join(dict.fromkeys(_spell(problem) for problem in error.errors()[:SHOWN_PROBLEMS]))
         return refuse(422, printable(problems)[:SHOWN_CHARACTERS])  # the names of fields are the client's
+
+    @app.exception_handler(HTTPException)
+    async def elsewhere(request: Request, error: HTTPException) -> JSONResponse:
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        told = {
+            400: "the request cannot be read, expected JSON in UTF-8",
+            404: f"no such path, expected one of: {', '.join(PATHS)}",
+            405: f"expected {headers.get('allow', 'another method')}",
+        }
+        return refuse(error.status_code, told.get(error.status_code, error.detail), **headers)
 
     @app.exception_handler(RequestError)
     async def unanswerable(request: Request, error: RequestError) -> JSONResponse:
@@ -177,5 +189,12 @@ def _spell(problem: Mapping[str, Any]) -> str:
     """One problem that pydantic found: where, and what was expected."""
     if problem["type"] == "json_invalid":
         return f"the request is not JSON from character {problem['loc'][-1]} on"
-    place = ".".join(str(part) for part in problem["loc"] if part != "body")
-    return f"{place or 'the request'}: {problem['msg']}"
+    place = [str(part) for part in problem["loc"] if part != "body"]
+    if problem["type"] in ("string_type", "list_type"):
+        many = any(part.startswith("list[") for part in place) or "str" in place
+        return f"{place[0]}: expected a text{' or a list of texts' if many else ''}"
+    if problem["type"] == "missing" and not place:
+        return "the request: empty, expected a JSON object"
+    if problem["type"] in ("model_attributes_type", "dict_type"):
+        return "the request: expected a JSON object"
+    return f"{'.'.join(place) or 'the request'}: {problem['msg']}"

@@ -198,6 +198,8 @@ def judge(sdist: Path | None, suites: Iterable[str], tell: Callable[[str], None]
             tell(f"fetching the source distribution of transformers {version}")
             sdist = fetch_sdist(version, folder)
         tests = unpack(sdist, version, folder)
+        suites = tuple(suites)
+        tell(f"running {len(suites)} suite{'' if len(suites) == 1 else 's'}, a quarter of a minute each or more")
         result: dict[str, Any] = {
             "transformers": version,
             "sdist_sha256": hashlib.sha256(sdist.read_bytes()).hexdigest(),
