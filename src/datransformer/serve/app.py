@@ -190,7 +190,7 @@ def _spell(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "json_invalid":
         return f"the request is not JSON from character {problem['loc'][-1]} on"
     place = [str(part) for part in problem["loc"] if part != "body"]
-    if problem["type"] in ("string_type", "list_type"):
+    if place and problem["type"] in ("string_type", "list_type"):
         many = any(part.startswith("list[") for part in place) or "str" in place
         return f"{place[0]}: expected a text{' or a list of texts' if many else ''}"
     if problem["type"] == "missing" and not place:
