@@ -7,7 +7,14 @@ import numpy as np
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.studies import STUDIES
 from datransformer.report.records import Results, as_numbers, items_of
-from datransformer.report.statistics import Comparison, bootstrap_difference, compare, correct
+from datransformer.report.statistics import (
+    Comparison,
+    Significance,
+    bootstrap_difference,
+    compare,
+    correct,
+    welch_t_test,
+)
 from datransformer.train.tasks import LOWER_IS_BETTER
 
 Key = tuple[str, str]  # study, metric
@@ -25,6 +32,12 @@ def compare_all(results: Results) -> dict[Key, Comparison]:
                 comparison = compare(scores, OURS, metric not in LOWER_IS_BETTER)
                 found[study, metric] = _with_interval(results, study, metric, comparison)
     return correct(found)
+
+
+def welch_between(results: Results, study: str, first: str, second: str, metric: str) -> Significance | None:
+    """Welch's test between the runs of two variants; None where one of them has no runs."""
+    scores = [list(results.scores(study, name, metric).values()) for name in (first, second)]
+    return welch_t_test(*scores) if all(scores) else None
 
 
 def _with_interval(results: Results, study: str, metric: str, comparison: Comparison) -> Comparison:

@@ -5,10 +5,11 @@ import numpy as np
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.studies import CONTROL, STUDIES, VARIANTS
+from datransformer.report.comparisons import welch_between
 from datransformer.report.records import Results
-from datransformer.report.statistics import SIGNIFICANT, Floats, Significance, ranked, welch_t_test
+from datransformer.report.statistics import SIGNIFICANT, Floats, ranked, welch_t_test
 from datransformer.report.tables import MISSING, columns_of, escaped, shown_p
-from datransformer.report.verdicts import level_name
+from datransformer.report.verdicts import changed_sides, level_name
 
 EXPONENT = "mapping_exponent"
 # Whose heads are held against those of attention without positions.
@@ -25,17 +26,16 @@ def _to_win(results: Results) -> list[str]:
     rows = []
     for study in results.studies:
         column = columns_of(STUDIES[study])[0]
-        scores = {name: list(results.scores(study, name, column.name).values()) for name in (*METHODS, CONTROL)}
-        control = scores.pop(CONTROL)
-        known = {name: float(np.mean(values)) for name, values in scores.items() if values}
-        if not control or OURS not in known:
+        known = {name: mean for name in METHODS if (mean := results.mean(study, name, column.name)) is not None}
+        if OURS not in known or not results.runs(study, CONTROL):
             continue
         (best, *_), _ = ranked(known, column.higher_is_better)
         cells = []
         for name in (best, OURS):
-            test = welch_t_test(scores[name], control)
+            test = welch_between(results, study, name, CONTROL, column.name)
+            assert test is not None  # both have runs
             sign = 1 if column.higher_is_better else -1
-            cells.append(f"{column.shown(sign * test.difference, '+')}{column.unit} ({_told(test)})")
+            cells.append(f"{column.shown(sign * test.difference, '+')}{column.unit} ({shown_p(test.p)})")
         rows.append([f"{STUDIES[study].title}, {column.label}", f"{METHODS[best]}: {cells[0]}", cells[1]])
     if not rows:
         return []
@@ -61,7 +61,7 @@ def _moved(results: Results) -> list[str]:
             heads = values.shape[1]
             starts = [np.array(results.started(study, name, heads)) for name in ("distance_weight", "distance_shift")]
             ways = [np.abs(now - start) for now, start in zip((values, shifts[level]), starts, strict=True)]
-            changed = ((values < 0) != (starts[0] < 0)).sum(axis=1)
+            changed = changed_sides(values, starts[0])
             rows.append(
                 [
                     f"{STUDIES[study].title}, {escaped(level_name(level))}",
@@ -103,7 +103,7 @@ def _sharp(results: Results) -> list[str]:
                 continue
             test = welch_t_test(found[name].tolist(), found[CONTROL].tolist())
             below[name] += test.p is not None and test.p < SIGNIFICANT and test.difference < 0
-            cells.append(f"{found[name].mean():.3f} ({test.difference:+.3f}, {_told(test)})")
+            cells.append(f"{found[name].mean():.3f} ({test.difference:+.3f}, {shown_p(test.p)})")
         rows.append([STUDIES[study].title, *cells])
     counts = ", ".join(
         f"{VARIANTS[name].label} on {below[name]} of {sum(name in found for found in entropies.values())}"
@@ -132,12 +132,7 @@ def _exponent(results: Results) -> str:
     told = []
     for study in results.studies:
         column = columns_of(STUDIES[study])[0]
-        scores = [list(results.scores(study, name, column.name).values()) for name in (EXPONENT, OURS)]
-        if all(scores):
-            test = welch_t_test(*scores)
-            told.append(f"{STUDIES[study].title} {column.shown(test.difference, '+')}{column.unit} ({_told(test)})")
+        test = welch_between(results, study, EXPONENT, OURS, column.name)
+        if test is not None:
+            told.append(f"{STUDIES[study].title} {column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)})")
     return f"; sharp as it is, it has against the learnable sigmoid {', '.join(told)}" if told else ""
-
-
-def _told(test: Significance) -> str:
-    return "no p" if test.p is None else shown_p(test.p)

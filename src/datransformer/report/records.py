@@ -83,6 +83,10 @@ class Results:
         found = self.records.get(study, {}).get(variant, {})
         return [found[seed] for seed in sorted(found)]
 
+    def any_run(self, study: str) -> Record:
+        """One of a study, for what all have in common."""
+        return next(iter(next(iter(self.records[study].values())).values()))
+
     def scores(self, study: str, variant: str, metric: str) -> dict[int, float]:
         """A metric by seed."""
         return {record["seed"]: reported(record)[metric] for record in self.runs(study, variant)}

@@ -22,13 +22,13 @@ from datransformer.experiments.studies import (
     VARIANTS,
     plan_study,
 )
-from datransformer.report.comparisons import Key, compare_all
+from datransformer.report.comparisons import Key, compare_all, welch_between
 from datransformer.report.html_page import html_page
 from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
 from datransformer.report.reasons import reasons
 from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, searched
-from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, interval_of, ranked, welch_t_test
+from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, interval_of, ranked
 from datransformer.report.tables import MISSING, Column, Row, columns_of, escaped, results_table, shown_p, word_table
 from datransformer.report.verdicts import FAILED, HELD, UNTESTED, VERDICTS, Verdict, level_name, shown_count
 
@@ -137,11 +137,9 @@ def _in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts:
     first = {study: columns_of(STUDIES[study])[0] for study in results.studies}
     rivals = {study: comparisons[study, one.name].welch for study, one in first.items()
               if (study, one.name) in comparisons}  # fmt: skip
-    plain = {}
-    for study, column in first.items():
-        scores = [list(results.scores(study, name, column.name).values()) for name in (OURS, PLAIN)]
-        if all(scores):
-            plain[study] = welch_t_test(*scores)
+    plain = {
+        study: test for study, one in first.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
+    }
     lines = [
         f"- {METHODS[OURS]} against {whom}: {_won(tests, first)}"
         for whom, tests in (("the best of the paper's other methods", rivals), (f"the plain {METHODS[PLAIN]}", plain))
@@ -226,10 +224,10 @@ def _at_a_glance(results: Results) -> list[str]:
     ]
     if not rows:
         return []
-    caveats = {study: next(iter(next(iter(results.records[study].values())).values()))["caveat"]
-               for study in results.studies}  # fmt: skip
-    data = [f"{STUDIES[study].title}: {escaped(caveat)}" for study, caveat in caveats.items()
-            if caveat not in list(caveats.values())[: list(caveats).index(study)]]  # fmt: skip
+    caveats: dict[str, str] = {}  # each once, by the first study that has it
+    for study in results.studies:
+        caveats.setdefault(escaped(results.any_run(study)["caveat"]), STUDIES[study].title)
+    data = [f"{title}: {caveat}" for caveat, title in caveats.items()]
     return [
         *markdown(heads, rows),
         "",
@@ -240,10 +238,9 @@ def _at_a_glance(results: Results) -> list[str]:
 
 def _over_plain(results: Results, study: str, column: Column) -> str:
     """Ours less the plain Transformer, and within which differences the true one lies."""
-    scores = [list(results.scores(study, name, column.name).values()) for name in (OURS, PLAIN)]
-    if not all(scores):
+    test = welch_between(results, study, OURS, PLAIN, column.name)
+    if test is None:
         return MISSING
-    test = welch_t_test(*scores)
     interval = interval_of(test)
     ends = "" if interval is None else f" [{column.shown(interval[0], '+')}, {column.shown(interval[1], '+')}]"
     return f"{column.shown(test.difference, '+')}{ends}"
@@ -267,7 +264,7 @@ def _shown_mean(results: Results, study: str, name: str, column: Column) -> str:
 
 
 def _facts(results: Results, study: str) -> list[str]:
-    record = next(iter(next(iter(results.records[study].values())).values()))
+    record = results.any_run(study)
     sizes = " / ".join(f"{count:,}" for count in record["examples"].values())
     return [f"{escaped(' / '.join(record['examples']))}: {sizes}. Data: {escaped(record['caveat'])}."]
 
@@ -308,10 +305,10 @@ def _control(results: Results, study: str) -> list[str]:
 
 def _gain(results: Results, study: str, column: Column, name: str, control: str) -> str:
     """By how much a method is better than a control; with p, but not where the control has no seeds."""
-    scores = [list(results.scores(study, one, column.name).values()) for one in (name, control)]
-    test = welch_t_test(*scores)
+    test = welch_between(results, study, name, control, column.name)
+    assert test is not None  # who is here has runs
     gain = test.difference * (1 if column.higher_is_better else -1)
-    told = "" if control == LINEAR else f" (Welch's t-test: {'no p' if test.p is None else shown_p(test.p)})"
+    told = "" if control == LINEAR else f" (Welch's t-test: {shown_p(test.p)})"
     return f"{column.shown(gain, '+')}{column.unit}{told}"
 
 

@@ -129,5 +129,4 @@ def _gap(column: Column, tried: Sequence[float], plain: Sequence[float]) -> str:
     if not tried or not plain:
         return MISSING
     test = welch_t_test(tried, plain)
-    told = "no p" if test.p is None else shown_p(test.p)
-    return f"{column.shown(test.difference, '+')}{column.unit} ({told}, {len(tried)} and {len(plain)})"
+    return f"{column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)}, {len(tried)} and {len(plain)})"

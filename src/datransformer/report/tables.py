@@ -206,8 +206,10 @@ def _test(test: Significance) -> str:
 _EFFECTS = {"welch": "d", "paired": "d_z"}
 
 
-def shown_p(value: float) -> str:
-    """A p-value as far as it says something."""
+def shown_p(value: float | None) -> str:
+    """A p-value as far as it says something; None where there is no test."""
+    if value is None:
+        return "no p"
     return "p < 0.0001" if value < 0.0001 else f"p = {value:.2g}" if value < 0.001 else f"p = {value:.3f}"
 
 

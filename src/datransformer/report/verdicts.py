@@ -16,7 +16,7 @@ import numpy as np
 
 from datransformer.experiments.paper import METHODS, NEWS_STATISTICS, OURS, RESULTS, TEXT_STATISTICS
 from datransformer.experiments.studies import GROUPS, STUDIES, TABLES, VARIANTS
-from datransformer.report.comparisons import Key
+from datransformer.report.comparisons import Key, welch_between
 from datransformer.report.records import Results
 from datransformer.report.statistics import (
     SIGNIFICANT,
@@ -129,12 +129,8 @@ def _judge_duels(duels: Sequence[Duel], missing: Sequence[str]) -> Verdict:
 
 
 def _duel(what: str, column: Column, test: Significance) -> Duel:
-    text = f"{what} {column.shown(test.difference, '+')}{column.unit} ({_told(test.p)})"
+    text = f"{what} {column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)})"
     return Duel(text, test.difference * (1 if column.higher_is_better else -1), test.p, test.why_not)
-
-
-def _told(p: float | None) -> str:
-    return "no p" if p is None else shown_p(p)
 
 
 def _studies(results: Results, data: Iterable[str], table: str = "methods") -> tuple[list[str], list[str]]:
@@ -193,8 +189,8 @@ def _pairs(
             continue
         for first, second in pairs:
             worst, best = min(first, key=known.__getitem__), max(second, key=known.__getitem__)
-            scores = [list(results.scores(study, one, column.name).values()) for one in (worst, best)]
-            test = welch_t_test(*scores)
+            test = welch_between(results, study, worst, best, column.name)
+            assert test is not None  # their means are known
             what = f"{STUDIES[study].title}, {column.label}: {VARIANTS[worst].label} − {VARIANTS[best].label}"
             duels.append(_duel(what, column, test))
     return duels, missing
@@ -278,7 +274,7 @@ def _half(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     heads = values.shape[1]
     below = summarise((_below(values) / heads).tolist())
     start = np.array(results.started("ag", "distance_weight", heads))
-    moved = _moved(values, start)
+    moved = changed_sides(values, start)
     numbers = (
         f"{shown_count(values)} heads have w < 0, where {int((start < 0).sum())} of them start; "
         f"{_shown(moved, 1)} have changed sides"
@@ -292,14 +288,14 @@ def _half(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     return Verdict(HELD, numbers)
 
 
-def _moved(values: Floats, start: Floats) -> Floats:
+def changed_sides(values: Floats, start: Floats) -> Floats:
     """How many heads of each run are on the other side of 0 than at the start."""
     return np.asarray(((values < 0) != (start < 0)).sum(axis=1), dtype=np.float64)  # [runs]
 
 
 def _stuck(values: Floats, start: Floats) -> bool:
     """Whether the signs of w, of values [runs, heads], are those that they were given."""
-    return bool(_moved(values, start).mean() < MOVED * len(start) and np.abs(values - start).mean() < STUCK)
+    return bool(changed_sides(values, start).mean() < MOVED * len(start) and np.abs(values - start).mean() < STUCK)
 
 
 def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, Floats]], Verdict]:
@@ -313,7 +309,7 @@ def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, F
         noise = "; the difference is within noise" if p is not None and p >= SIGNIFICANT else ""
         mean = _shown(values.mean(axis=1), 3, "+")
         numbers = (
-            f"{_shown(counts, 1)} of {heads} heads have {what} ({_told(p)} against half of them{noise}); "
+            f"{_shown(counts, 1)} of {heads} heads have {what} ({shown_p(p)} against half of them{noise}); "
             f"mean {what[0]} {mean}"
         )
         if what[0] == "w" and _stuck(values, np.array(results.started(study, "distance_weight", heads))):
@@ -333,7 +329,7 @@ def _one_near(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     start = np.array(results.started("mind", "distance_weight", values.shape[1]))
     numbers = (
         f"{shown_count(values)} heads have w < 0, exactly one in {once} of {len(values)} runs; "
-        f"{_shown(_moved(values, start), 1)} have changed sides"
+        f"{_shown(changed_sides(values, start), 1)} have changed sides"
     )
     if _stuck(values, start):
         return Verdict(UNTESTED, f"{numbers}: {PUT}")
@@ -352,7 +348,7 @@ def _all_positive(results: Results, levels: Mapping[str, Floats]) -> Verdict:
         holds = holds and above and p is not None and p < SIGNIFICANT
         parts.append(
             f"{level_name(level)}: {shown_count(values)} heads have v < 0, the lowest v is {_shown(lowest, 3, '+')}"
-            + (f" ({_told(p)} against 0)" if above else "")
+            + (f" ({shown_p(p)} against 0)" if above else "")
         )
     return _judge(holds, "; ".join(parts))
 

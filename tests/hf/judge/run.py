@@ -71,7 +71,7 @@ FAILING: tuple[tuple[str, Sequence[str], str], ...] = (
     (
         "test_training_overfit",
         ("vanilla",),
-        "the loss falls by 98 % and the text is learned by heart, but the gradient falls by 88 %, not by 90 %",
+        "the gradient falls by 88 %, not by 90 %",
     ),
     (
         "test_model_get_set_embeddings",
