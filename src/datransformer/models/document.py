@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from datransformer.models.config import ModelConfig
 from datransformer.models.heads import build_head
 from datransformer.models.text import SequenceEncoder, TextEncoder, gather
+from datransformer.nn.flat import Flat
 
 
 class DocumentModel(nn.Module):
@@ -22,11 +23,10 @@ class DocumentModel(nn.Module):
         self.document = SequenceEncoder(config)
         self.head = build_head(config.encoder_dim, config, classes)
 
-    def forward(self, tokens: Tensor | tuple[Tensor, ...], sentences: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor | Flat, sentences: Tensor) -> Tensor:
         """``tokens`` [all sentences, length], 0 = padding; ``sentences`` [batch, sentences] rows of it, −1 = none.
 
-        Sentences of all documents lie in one list, so that none is padded with empty ones before it is encoded. The
-        list may be in parts of unlike length.
+        Sentences of all documents lie in one list, so that none is padded with empty ones before it is encoded.
         """
         vectors, padding = gather(self.text.in_groups(tokens), sentences)  # [B, S, E]
         answer: Tensor = self.head(self.document(vectors, padding))

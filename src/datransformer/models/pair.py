@@ -7,6 +7,7 @@ from datransformer.models.config import ModelConfig
 from datransformer.models.heads import build_head
 from datransformer.models.text import TextEncoder
 from datransformer.nn.dropout import Dropout
+from datransformer.nn.flat import Flat
 
 
 class SiameseModel(nn.Module):
@@ -26,8 +27,11 @@ class SiameseModel(nn.Module):
         )
         self.head = build_head(config.encoder_dim, config, classes)
 
-    def forward(self, first: Tensor, second: Tensor) -> Tensor:
-        """``first`` [batch, length] and ``second`` [batch, other length], 0 = padding."""
-        u, v = self.text(first), self.text(second)  # [B, E]
+    def forward(self, first: Tensor | Flat, second: Tensor | None = None) -> Tensor:
+        """``first`` [batch, length] and ``second`` [batch, other length], 0 = padding; or all end to end in ``first``.
+
+        End to end, the second halves of all pairs come behind the first ones.
+        """
+        u, v = self.text(first).chunk(2) if second is None else (self.text(first), self.text(second))  # [B, E]
         answer: Tensor = self.head(self.compare(torch.cat((u, v, (u - v).abs(), u * v), dim=-1)))
         return answer

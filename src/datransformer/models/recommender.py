@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from datransformer.models.config import ModelConfig
 from datransformer.models.text import SequenceEncoder, TextEncoder, gather
+from datransformer.nn.flat import Flat
 
 
 class Recommender(nn.Module):
@@ -20,12 +21,11 @@ class Recommender(nn.Module):
         self.text = TextEncoder(vocabulary, config)
         self.user = SequenceEncoder(config)
 
-    def forward(self, titles: Tensor | tuple[Tensor, ...], history: Tensor, candidates: Tensor) -> Tensor:
+    def forward(self, titles: Tensor | Flat, history: Tensor, candidates: Tensor) -> Tensor:
         """Click scores [batch, candidates], −inf for those that are padding.
 
         Args:
-            titles: ``[news, length]`` token ids of every news item that the batch names, 0 = padding; they may be in
-                parts of unlike length.
+            titles: ``[news, length]`` token ids of every news item that the batch names, 0 = padding.
             history: ``[batch, clicked]`` rows of ``titles``, −1 = none, oldest first.
             candidates: ``[batch, candidates]`` rows of ``titles``, −1 = none.
         """

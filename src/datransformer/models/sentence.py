@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from datransformer.models.config import ModelConfig
 from datransformer.models.heads import build_head
 from datransformer.models.text import TextEncoder
+from datransformer.nn.flat import Flat
 
 
 class SentenceModel(nn.Module):
@@ -21,7 +22,7 @@ class SentenceModel(nn.Module):
         self.text = TextEncoder(vocabulary, config)
         self.head = build_head(config.encoder_dim, config, classes)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """``tokens`` [batch, length], 0 = padding."""
+    def forward(self, tokens: Tensor | Flat) -> Tensor:
+        """``tokens`` [batch, length], 0 = padding, or end to end."""
         answer: Tensor = self.head(self.text(tokens))
         return answer

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from datransformer.models.config import ModelConfig
 from datransformer.nn.dropout import Dropout
+from datransformer.nn.flat import Flat
 from datransformer.nn.pooling import POOLINGS
 
 PADDING = 0  # the id that `datransformer.data.tokenizer` keeps for padding
@@ -29,9 +30,14 @@ class SequenceEncoder(nn.Module):
         pooled: Tensor = self.pooling(self.encoder(self.dropout(vectors), padding), padding)
         return pooled  # [B, E]
 
+    def forward_flat(self, vectors: Tensor, flat: Flat) -> Tensor:
+        """As `forward`, for texts end to end, [tokens, width]; the texts are those of all parts, one after another."""
+        hidden = self.encoder.forward_flat(self.dropout(vectors), flat)
+        return torch.cat([self.pooling(part, padding) for part, padding in flat.spread(hidden)])
+
 
 class TextEncoder(nn.Module):
-    """Token ids [batch, length], 0 = padding, to one vector a text [batch, width].
+    """Token ids [batch, length], 0 = padding, or texts end to end, to one vector a text [batch, width].
 
     Args:
         vocabulary: Number of token ids.
@@ -47,7 +53,9 @@ class TextEncoder(nn.Module):
         self.projection = nn.Identity() if config.width is None else nn.Linear(config.embed_dim, config.width)
         self.sequence = SequenceEncoder(config)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor | Flat) -> Tensor:
+        if isinstance(tokens, Flat):
+            return self.sequence.forward_flat(self.vectors(tokens.tokens), tokens)
         vectors: Tensor = self.sequence(self.vectors(tokens), tokens == PADDING)
         return vectors  # [B, W]
 
@@ -57,15 +65,13 @@ class TextEncoder(nn.Module):
         projected: Tensor = self.projection(words if self.scale == 1 else words * self.scale)
         return projected
 
-    def in_groups(self, tokens: Tensor | tuple[Tensor, ...]) -> Tensor:
+    def in_groups(self, tokens: Tensor | Flat) -> Tensor:
         """As `forward`, for texts of unlike lengths: on a CPU in `GROUPS` by length, each as wide as its longest.
 
-        A GPU is quicker with one wide batch, and a CUDA graph has shapes that do not depend on what is in the batch:
-        there the caller may have parted them already, rows counted through all parts.
+        A GPU is quicker with one wide batch.
         """
-        if isinstance(tokens, tuple):
-            return torch.cat([self(part) for part in tokens])
-        if torch.compiler.is_compiling() or tokens.device.type != "cpu" or len(tokens) < GROUPS:
+        compiling = torch.compiler.is_compiling()
+        if compiling or isinstance(tokens, Flat) or tokens.device.type != "cpu" or len(tokens) < GROUPS:
             return self(tokens)  # type: ignore[no-any-return]
         places = torch.arange(1, tokens.shape[1] + 1)
         lengths, order = ((tokens != PADDING) * places).amax(1).sort(stable=True)

@@ -29,6 +29,8 @@ def sinusoids(positions: Tensor, dim: int, dtype: torch.dtype = torch.float32) -
 class SinusoidalPositions(nn.Module):
     """Add sinusoidal positions to embeddings [batch, length, embed_dim]. Has no parameters and no longest length."""
 
-    def forward(self, embeddings: Tensor) -> Tensor:
-        positions = torch.arange(embeddings.shape[-2], device=embeddings.device)
+    def forward(self, embeddings: Tensor, positions: Tensor | None = None) -> Tensor:
+        """``positions`` [length] of the embeddings, 0, 1, 2, … if None."""
+        if positions is None:
+            positions = torch.arange(embeddings.shape[-2], device=embeddings.device)
         return embeddings + sinusoids(positions, embeddings.shape[-1], embeddings.dtype)

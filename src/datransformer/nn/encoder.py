@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from datransformer.nn.dropout import Dropout
 from datransformer.nn.embedding import SinusoidalPositions
+from datransformer.nn.flat import Flat
 from datransformer.nn.mixers import MIXERS
 from datransformer.nn.multihead import MultiheadAttention
 from datransformer.ops.checks import (
@@ -67,11 +68,15 @@ class EncoderLayer(nn.Module):
         mixed, _ = self.attention(inputs, context, context, key_padding_mask, need_weights=False, is_causal=causal)
         return self.add_and_feed(inputs, mixed)
 
+    def forward_flat(self, inputs: Tensor, flat: Flat) -> Tensor:
+        """As `forward`, for texts end to end: [tokens, embed_dim] in and out."""
+        return self.add_and_feed(inputs, self.attention.forward_flat(inputs, flat))
+
     def add_and_feed(self, inputs: Tensor, mixed: Tensor) -> Tensor:
         """All that comes after the attention, which made ``mixed`` of ``inputs``."""
         hidden = self.attention_norm(inputs + self.dropout(mixed))
         output: Tensor = self.feedforward_norm(hidden + self.dropout(self.feedforward(hidden)))
-        return output  # [B, N, E]
+        return output  # as inputs
 
 
 class Encoder(nn.Module):
@@ -129,6 +134,14 @@ class Encoder(nn.Module):
         hidden = inputs if self.positions is None else self.positions(inputs)
         for layer in self.layers:
             hidden = layer(hidden, key_padding_mask, causal=causal)
+        return hidden
+
+    def forward_flat(self, inputs: Tensor, flat: Flat) -> Tensor:
+        """As `forward`, for texts end to end: [tokens, embed_dim] in and out."""
+        hidden = inputs if self.positions is None else self.positions(inputs, flat.order)
+        for layer in self.layers:
+            assert isinstance(layer, EncoderLayer)
+            hidden = layer.forward_flat(hidden, flat)
         return hidden
 
     def forward_segment(

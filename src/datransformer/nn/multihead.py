@@ -5,6 +5,7 @@ from typing import ClassVar, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from datransformer.nn.flat import Flat
 from datransformer.ops.checks import (
     check_attn_mask,
     check_bool_mask,
@@ -166,6 +167,28 @@ class MultiheadAttention(nn.Module):
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)  # [B, Nq, Nk]
         return output, weights
+
+    def forward_flat(self, inputs: Tensor, flat: Flat) -> Tensor:
+        """Attend from every token to all of its text: [tokens, embed_dim] in and out."""
+        width = self.num_heads * self.head_dim
+        rows = nn.functional.linear(inputs, self.in_proj_weight, self.in_proj_bias)  # [T, 3·H·D], fewer if not all are
+        if len(self.projected) < 3:
+            given = {"query": inputs, "key": inputs, "value": inputs}
+            rows = torch.cat(list((given | dict(zip(self.projected, rows.split(width, -1), strict=True))).values()), -1)
+        mixed = []
+        for part, padding in flat.spread(rows):
+            heads = part.unflatten(-1, (3, self.num_heads, self.head_dim)).permute(2, 0, 3, 1, 4)  # [3, B, H, N, D]
+            output, _ = self.mix(
+                *heads.unbind(),
+                key_padding_mask=padding,
+                attn_mask=None,
+                causal=False,
+                dropout_p=self.dropout if self.training else 0.0,
+                return_weights=False,
+            )
+            mixed.append(output.transpose(1, 2).flatten(2))  # [B, N, H·D]
+        collected: Tensor = self.out_proj(flat.collect(mixed))
+        return collected  # [T, E]
 
     def _check_inputs(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         for name, tensor in (("query", query), ("key", key), ("value", value)):

@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.adamw import adamw
 
 from datransformer.data.batches import Batch
+from datransformer.nn.flat import Flat
 from datransformer.train.optimizer import FACTOR, gradients
 
-MOST = 64  # shapes that get a graph; others run eagerly
+MOST = 128  # shapes that get a graph; others run eagerly, and so does the first step of each shape
 # What an index has where there is nothing; candidates that do not exist would have no finite loss to be weighted by 0.
 FILL = {"sentences": -1, "history": -1}
+TEXTS = ("tokens", "titles", "first", "second")  # ids, 0 = padding; all other inputs are indices of their rows
+SHORT = 16  # texts of up to so many tokens attend apart from longer ones, which most are not
 
-ROWS = ("tokens", "titles")  # texts that an index names by their rows
-SHORT = 16  # texts of up to so many tokens are encoded apart from longer ones, which most are not
-
-Inputs = dict[str, Tensor | tuple[Tensor, ...]]
+Inputs = dict[str, Tensor | Flat]
 Losses = Callable[[Inputs, Batch], Tensor]
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]  # name, type and shape of each tensor
 TARGETS, WEIGHTS = "targets", "weights"
@@ -41,53 +42,79 @@ def grid(size: int, *, least: int = 8, steps: int = 4) -> int:
 
 
 def pad_batch(batch: Batch, total: int) -> tuple[Batch, Tensor]:
-    """The batch with every axis padded to the grid, and the weight of each example: 1 / total, or 0 for padding.
+    """The batch on the grid: its texts end to end, and the weight of each example, 1 / total, or 0 for padding.
 
-    The number of candidates is the same in all batches and stays. Texts that an index names are in two parts, the
-    short ones and the others; `as_inputs` makes a tuple of them.
+    The number of candidates is the same in all batches and stays. What a `Flat` holds is in several tensors, from which
+    `as_inputs` makes it.
     """
     assert batch.targets is not None
-    inputs = {}
-    for name, tensor in _parted(batch.inputs).items():
-        rows, columns = tensor.shape
-        part = name.partition(".")[2]
-        high = grid(rows, least=16, steps=2) if part else grid(rows)
-        wide = columns if name == "candidates" else grid(columns)
-        inputs[name] = F.pad(tensor, (0, wide - columns, 0, high - rows), value=FILL.get(name, 0))
     count = len(batch.targets)
     extra = grid(count) - count
+    texts = [tensor for name, tensor in batch.inputs.items() if name in TEXTS]
+    indices = {name: tensor for name, tensor in batch.inputs.items() if name not in TEXTS}
+    if not indices:  # a row an example, and behind the first texts of all pairs the second ones
+        longest = max(text.shape[1] for text in texts)
+        texts = [torch.cat([F.pad(text, (0, longest - text.shape[1], 0, extra)) for text in texts])]
+    flat, rows = lay_flat(texts[0].numpy(), in_two=bool(indices))
+    name = next(iter(batch.inputs))
+    inputs = {f"{name}.{part}": torch.from_numpy(values) for part, values in flat.items()}
+    for name, index in indices.items():
+        moved = torch.where(index < 0, index, torch.from_numpy(rows)[index.clamp(min=0)])
+        wide = 0 if name == "candidates" else grid(index.shape[1], steps=1) - index.shape[1]
+        inputs[name] = F.pad(moved, (0, wide, 0, extra), value=FILL.get(name, 0))
     weights = F.pad(torch.full((count,), 1 / total, dtype=torch.float32), (0, extra))
     return Batch(inputs, F.pad(batch.targets, (0, extra)), batch.rows, batch.tokens), weights
 
 
-def _parted(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Texts that an index names in two parts, ``.0`` the short ones and ``.1`` the others, if there are both.
+def lay_flat(texts: npt.NDArray[Any], *, in_two: bool) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]]:
+    """The arrays of a `Flat` on the grid, and the row that each text has in it.
 
-    A batch is as wide as its longest text. Without this, most of a document's sentences would be padding.
+    Args:
+        texts: Ids [texts, length], 0 = padding.
+        in_two: Whether rows may be moved, so that texts up to `SHORT` come in a part of their own.
     """
-    name = next((name for name in ROWS if name in inputs), "")
-    indices = {key: tensor for key, tensor in inputs.items() if key != name}
-    if not name or not indices:
-        return inputs
-    texts = inputs[name]
-    is_long = (texts[:, SHORT:] != 0).any(1)
-    longer = int(is_long.sum())
-    if longer in (0, len(texts)):
-        return inputs
-    behind = grid(len(texts) - longer, least=16, steps=2)  # where the second part begins once the first is padded
-    places = torch.where(is_long, behind - 1 + is_long.cumsum(0), (~is_long).cumsum(0) - 1)
-    moved = {key: torch.where(index < 0, index, places[index.clamp(min=0)]) for key, index in indices.items()}
-    return {f"{name}.0": texts[~is_long, :SHORT], f"{name}.1": texts[is_long], **moved}
+    is_long = (texts[:, SHORT:] != 0).any(1) if in_two else np.zeros(len(texts), bool)
+    wholes = [np.flatnonzero(~is_long), np.flatnonzero(is_long)]
+    rows = np.empty(len(texts), np.int64)
+    last = grid(int(np.count_nonzero(texts)) + 1, least=64) - 1  # the token that stands for padding
+    tokens, order, back = np.zeros(last + 1, texts.dtype), np.zeros(last + 1, np.int32), np.empty(last + 1, np.int32)
+    parts: dict[str, npt.NDArray[Any]] = {}
+    above = begin = end = 0  # rows, slots and tokens of the parts before
+    for which in wholes:
+        if not len(which):
+            continue
+        own = texts if len(which) == len(texts) else texts[which]
+        found = np.flatnonzero(own)
+        text, place = np.divmod(found, own.shape[1])
+        high = grid(len(which), least=16, steps=1) if in_two else len(texts)
+        wide = grid(int(place.max(initial=0)) + 1)
+        if len(found) == high * wide:  # padding needs an empty slot
+            wide = grid(wide + 1)
+        start, end = end, end + len(found)
+        slots = text * wide + place
+        part = np.full(high * wide, last, np.int32)
+        part[slots] = np.arange(start, end)
+        tokens[start:end], order[start:end], back[start:end] = own.ravel()[found], place, begin + slots
+        back[end:] = begin + int((part == last).argmax())
+        rows[which] = np.arange(above, above + len(which))
+        parts[str(len(parts))] = part.reshape(high, wide)
+        above, begin = above + high, begin + len(part)
+    return {"tokens": tokens, "order": order, "back": back, **parts}, rows
 
 
 def as_inputs(tensors: dict[str, Tensor]) -> Inputs:
-    """What a model takes: parts of one input together."""
+    """What a model takes: the tensors of a `Flat` together."""
     inputs: Inputs = {}
+    flat: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         whole, _, part = name.partition(".")
-        before = inputs.get(whole, ())
-        assert isinstance(before, tuple)
-        inputs[whole] = (*before, tensor) if part else tensor
+        if part:
+            flat.setdefault(whole, {})[part] = tensor
+        else:
+            inputs[name] = tensor
+    for name, parts in flat.items():
+        tokens, order, back = (parts.pop(field) for field in ("tokens", "order", "back"))
+        inputs[name] = Flat(tokens, order, back, tuple(parts.values()))
     return inputs
 
 
@@ -175,6 +202,7 @@ class GraphedStep:
         self._random = torch.Generator(self._device)
         self._rate = torch.zeros((), device=self._device)
         self._broken = torch.zeros((), device=self._device)  # 1 once something was not finite
+        self._seen: set[Layout] = set()
         self._graphs: dict[Layout, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
         self._pool: Any = None
         self._results: list[Tensor] = []
@@ -185,7 +213,10 @@ class GraphedStep:
         self._rate.fill_(rate)
         if layout not in self._graphs:
             memory = packed.memory.to(self._device, non_blocking=True)
-            if len(self._graphs) >= MOST:
+            # Libraries set themselves up on first use, which cannot be captured; and many a shape comes only once.
+            if layout not in self._seen or len(self._graphs) >= MOST:
+                self._seen.add(layout)
+                self._start_averages()
                 with self._own_random(seed):
                     self._results.append(self._step(unpack(memory, layout)))
                 return
@@ -249,16 +280,17 @@ class GraphedStep:
     def _step(self, tensors: dict[str, Tensor]) -> Tensor:
         return self._update(*self._differentiate(tensors))
 
-    def _capture(self, memory: Tensor, layout: Layout) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
-        tensors = unpack(memory, layout)
-        for parameter in self._parameters:  # not in the graph, which would set them to 0 again in every step
+    def _start_averages(self) -> None:
+        for parameter in self._parameters:
             state = self._optimizer.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), device=self._device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+    def _capture(self, memory: Tensor, layout: Layout) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
+        tensors = unpack(memory, layout)
         graph = torch.cuda.CUDAGraph()
         with self._own_random(0):
-            self._differentiate(tensors)  # once for real: libraries set themselves up on first use
             # Not torch.cuda.graph, which waits for the whole device and empties the caches of all runs.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
