@@ -1,7 +1,9 @@
 """A step as a CUDA graph: padding to a grid changes nothing, and on a GPU the same comes out as eagerly."""
 
+import contextlib
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from datransformer.data.prepare import Progress, RowSplits, prepare_texts, probe
 from datransformer.data.probe import Probe
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
+from datransformer.nn.flat import Flat
 from datransformer.nn.mixers import MIXERS
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
 from datransformer.train.errors import TrainingError
@@ -20,7 +23,7 @@ from datransformer.train.fit import Data, fit
 from datransformer.train.graphs import (
     SHORT,
     GraphedStep,
-    Inputs,
+    Packed,
     as_inputs,
     grid,
     lay_flat,
@@ -43,6 +46,11 @@ BATCHES = {
     },
     "pair": {"first": TOKENS, "second": TOKENS[:, :2]},
 }
+
+
+def cross_entropies(answers: torch.Tensor, batch: Batch) -> torch.Tensor:
+    assert batch.targets is not None
+    return torch.nn.functional.cross_entropy(answers, batch.targets, reduction="none")
 
 
 @pytest.mark.parametrize("long", [(), (0,), (1,), (0, 1)])
@@ -109,8 +117,16 @@ def test_a_packed_batch_holds_what_was_padded(task: str) -> None:
     batch = Batch(BATCHES[task], targets, np.array([1, 2]), 5)
     padded, weights = pad_batch(batch, 2)
     packed = pack(batch, 2)
+    found = unpack(packed.memory, packed.layout)
+    words, starts, order = (found.pop(name) for name in ("words", "starts", "order"))
     expected = {**padded.inputs, "targets": padded.targets, "weights": weights}
-    torch.testing.assert_close(unpack(packed.memory, packed.layout), expected, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    tokens = next(tensor for name, tensor in padded.inputs.items() if name.endswith("tokens") or name == "titles")
+    for slot, word in enumerate(words.tolist()):
+        places = order[starts[slot] : starts[slot + 1]].tolist()
+        expected_places = (tokens.flatten() == word).nonzero().flatten().tolist() if word else []
+        assert places == expected_places
+    assert sorted(words[words != 0].tolist()) == tokens[tokens != 0].unique().tolist()
     assert packed.tokens == 5
     assert hash(packed.layout) == hash(pack(batch, 2).layout)
 
@@ -209,14 +225,112 @@ def test_the_first_step_of_a_shape_is_as_those_from_its_graph() -> None:
     model = build_model("sentence", 9, 3, ModelConfig(heads=2, head_dim=6, embed_dim=12, dropout=0.5)).cuda().train()
     optimizer = torch.optim.AdamW(in_groups(model, 1.0), lr=0.0, weight_decay=0.0)
 
-    def losses(inputs: Inputs, batch: Batch) -> torch.Tensor:
-        assert batch.targets is not None
-        return torch.nn.functional.cross_entropy(model(**inputs), batch.targets, reduction="none")
-
     packed = pack(Batch(BATCHES["sentence"], torch.tensor([0, 1]), np.array([1, 2]), 5), 2)
     with own_stream():
-        step = GraphedStep(model, optimizer, losses, lambda: torch.autocast("cuda", torch.bfloat16), 1.0)
+        step = GraphedStep(model, optimizer, cross_entropies, lambda: torch.autocast("cuda", torch.bfloat16), 1.0)
         for seed in (1, 1, 1, 2):
             step(packed, 0.0, seed)
         eager, captured, replayed, other = step.results()
     assert eager == captured == replayed != other
+
+
+def new_step(*, width: int = 12, freeze: bool = False, **options: Any) -> tuple[torch.nn.Module, GraphedStep]:
+    """A step that runs anywhere, if it is not captured: the same model each time."""
+    torch.manual_seed(0)
+    config = ModelConfig(heads=2, head_dim=6, embed_dim=width, dropout=0.0, freeze_vectors=freeze)
+    model = build_model("sentence", 9, 3, config).train()
+    optimizer = torch.optim.AdamW(in_groups(model, 1.0), weight_decay=options.pop("weight_decay", 0.0))
+    autocast = options.pop("autocast", contextlib.nullcontext)
+    step = GraphedStep(model, optimizer, cross_entropies, autocast, options.pop("clip", 0.0))
+    assert not options
+    step._start_averages()
+    return model, step
+
+
+def packed_tokens(seed: int, rows: int = 4) -> Packed:
+    """Of 8 rows, no padding."""
+    tokens = torch.from_numpy(np.random.default_rng(seed).integers(1, 9, (rows, 8)))
+    tokens[:, 0] = 3  # many times
+    return pack(Batch({"tokens": tokens}, torch.arange(rows) % 3, np.arange(rows), 8 * rows), rows)
+
+
+@pytest.mark.parametrize("clip", [0.0, 1e-2])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("width", "rows"), [(12, 4), (16, 8)])
+def test_word_vectors_move_as_torch_moves_a_whole_table(
+    width: int, rows: int, weight_decay: float, clip: float
+) -> None:
+    """Words that a batch does not have, too, and the norm that gradients are clipped by is that of all."""
+    ours, step = new_step(width=width, weight_decay=weight_decay, clip=clip)
+    theirs, _ = new_step(width=width)
+    optimizer = torch.optim.AdamW(theirs.parameters(), weight_decay=weight_decay)
+    assert step._table is not None
+    for number in range(6):
+        packed = packed_tokens(number, rows)
+        tensors = unpack(packed.memory, packed.layout)
+        step._rate.fill_(0.01 / (number + 1))
+        optimizer.param_groups[0]["lr"] = 0.01 / (number + 1)
+        loss, norm = step._step(tensors).tolist()
+        optimizer.zero_grad()
+        (inputs,) = as_inputs({name: value for name, value in tensors.items() if name.startswith("tokens")}).values()
+        assert isinstance(inputs, Flat) == (rows == 4)
+        batch = Batch({}, tensors["targets"], np.empty(0, np.int64), 0)
+        expected = (cross_entropies(theirs(inputs), batch) * tensors["weights"]).sum()
+        expected.backward()
+        length = torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip or float("inf"))
+        optimizer.step()
+        np.testing.assert_allclose((loss, norm), (expected.item(), length.item()), rtol=1e-5)
+    torch.testing.assert_close(dict(ours.named_parameters()), dict(theirs.named_parameters()), rtol=1e-5, atol=1e-6)
+    state = step._optimizer.state[step._table.weight]
+    expected_state = optimizer.state[theirs.get_parameter("text.embedding.weight")]
+    assert state["step"] == 6
+    torch.testing.assert_close(state["exp_avg_sq"], expected_state["exp_avg_sq"], rtol=1e-4, atol=1e-12)
+
+
+def test_a_step_that_goes_wrong_moves_no_word() -> None:
+    model, step = new_step()
+    step._rate.fill_(0.01)
+    packed = packed_tokens(0)
+    tensors = unpack(packed.memory, packed.layout)
+    step._step(tensors)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    tensors["weights"][0] = torch.nan
+    step._step(tensors)
+    assert step._broken == 1
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert step._table is not None
+    assert step._optimizer.state[step._table.weight]["step"] == 1
+
+
+@pytest.mark.parametrize("task", BATCHES)
+@pytest.mark.parametrize("attention", MIXERS)
+def test_rounding_all_parameters_at_once_changes_nothing(attention: str, task: str) -> None:
+    """Mixed precision rounds them one by one."""
+    gradients = []
+    for at_once in (True, False):
+        torch.manual_seed(0)
+        config = ModelConfig(attention=attention, layers=2, heads=2, head_dim=6, embed_dim=12, width=14, pair="siamese")
+        model = build_model(task, 9, 3, config)
+        optimizer = torch.optim.AdamW(in_groups(model, 1.0))
+        step = GraphedStep(model, optimizer, cross_entropies, lambda: torch.autocast("cpu", torch.bfloat16), 1.0)
+        assert len(step._halves) > 10
+        if not at_once:
+            step._halves = {}
+        packed = pack(Batch(BATCHES[task], torch.tensor([0, 1]), np.array([1, 2]), 5), 2)
+        torch.manual_seed(0)
+        loss, words = step._differentiate(unpack(packed.memory, packed.layout))
+        gradients.append(
+            {"loss": loss, "words": words[0], **{n: p.grad for n, p in model.named_parameters() if p.grad is not None}}
+        )
+    assert len(gradients[0]) > 10
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_frozen_vectors_stay() -> None:
+    model, step = new_step(freeze=True)
+    assert step._table is None
+    before = model.get_parameter("text.embedding.weight").clone()
+    packed = packed_tokens(0)
+    step._rate.fill_(0.01)
+    step._step(unpack(packed.memory, packed.layout))
+    assert torch.equal(model.get_parameter("text.embedding.weight"), before)

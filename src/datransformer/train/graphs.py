@@ -7,31 +7,38 @@ them while a step of another reads it.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 from torch.optim.adamw import adamw
 
 from datransformer.data.batches import Batch
 from datransformer.nn.flat import Flat
-from datransformer.train.optimizer import FACTOR, gradients
+from datransformer.ops.fused import HAS_TRITON
+from datransformer.train.optimizer import FACTOR, gradients, own_tables
+
+if TYPE_CHECKING:
+    from datransformer.train.word_rows import WordRows
 
 MOST = 128  # shapes that get a graph; others run eagerly, and so does the first step of each shape
 # What an index has where there is nothing; candidates that do not exist would have no finite loss to be weighted by 0.
 FILL = {"sentences": -1, "history": -1}
 TEXTS = ("tokens", "titles", "first", "second")  # ids, 0 = padding; all other inputs are indices of their rows
+FULL = 0.75  # the share of tokens in a padded batch from which on it is not worth while to leave padding out
 SHORT = 16  # texts of up to so many tokens attend apart from longer ones, which most are not
 
 Inputs = dict[str, Tensor | Flat]
-Losses = Callable[[Inputs, Batch], Tensor]
+Losses = Callable[[Tensor, Batch], Tensor]
 Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]  # name, type and shape of each tensor
 TARGETS, WEIGHTS = "targets", "weights"
+WORDS = ("words", "starts", "order")  # what `index_words` finds
 ALIGNED = 16  # bytes
 
 
@@ -42,7 +49,9 @@ def grid(size: int, *, least: int = 8, steps: int = 4) -> int:
 
 
 def pad_batch(batch: Batch, total: int) -> tuple[Batch, Tensor]:
-    """The batch on the grid: its texts end to end, and the weight of each example, 1 / total, or 0 for padding.
+    """The batch on the grid, and the weight of each example, 1 / total, or 0 for padding.
+
+    Texts come end to end, unless there is one an example and little padding among them.
 
     The number of candidates is the same in all batches and stays. What a `Flat` holds is in several tensors, from which
     `as_inputs` makes it.
@@ -55,13 +64,17 @@ def pad_batch(batch: Batch, total: int) -> tuple[Batch, Tensor]:
     if not indices:  # a row an example, and behind the first texts of all pairs the second ones
         longest = max(text.shape[1] for text in texts)
         texts = [torch.cat([F.pad(text, (0, longest - text.shape[1], 0, extra)) for text in texts])]
-    flat, rows = lay_flat(texts[0].numpy(), in_two=bool(indices))
     name = next(iter(batch.inputs))
-    inputs = {f"{name}.{part}": torch.from_numpy(values) for part, values in flat.items()}
+    wide = F.pad(texts[0], (0, grid(texts[0].shape[1]) - texts[0].shape[1]))
+    if not indices and len(batch.inputs) == 1 and int(wide.count_nonzero()) >= FULL * wide.numel():
+        inputs = {name: wide}
+    else:
+        flat, rows = lay_flat(texts[0].numpy(), in_two=bool(indices))
+        inputs = {f"{name}.{part}": torch.from_numpy(values) for part, values in flat.items()}
     for name, index in indices.items():
         moved = torch.where(index < 0, index, torch.from_numpy(rows)[index.clamp(min=0)])
-        wide = 0 if name == "candidates" else grid(index.shape[1], steps=1) - index.shape[1]
-        inputs[name] = F.pad(moved, (0, wide, 0, extra), value=FILL.get(name, 0))
+        more = 0 if name == "candidates" else grid(index.shape[1], steps=1) - index.shape[1]
+        inputs[name] = F.pad(moved, (0, more, 0, extra), value=FILL.get(name, 0))
     weights = F.pad(torch.full((count,), 1 / total, dtype=torch.float32), (0, extra))
     return Batch(inputs, F.pad(batch.targets, (0, extra)), batch.rows, batch.tokens), weights
 
@@ -118,6 +131,28 @@ def as_inputs(tensors: dict[str, Tensor]) -> Inputs:
     return inputs
 
 
+def index_words(tokens: npt.NDArray[Any]) -> tuple[npt.NDArray[np.int32], ...]:
+    """Which words a batch has, and where.
+
+    Args:
+        tokens: Ids, 0 = padding, of any shape.
+
+    Returns:
+        The ids, each once, then zeros; where the tokens of each start in ``order``, and the last ones end; the places
+        of all tokens, word by word. All of them as long as there are tokens, ``starts`` by one longer, so that their
+        shapes do not depend on what is in the texts.
+    """
+    flat = tokens.ravel()
+    order = np.argsort(flat, kind="stable").astype(np.int32)
+    order = np.roll(order, -int(np.count_nonzero(flat == 0)))  # padding behind all words
+    count = np.count_nonzero(flat)
+    words = flat[order[:count]]
+    first = np.flatnonzero(np.diff(words, prepend=0))
+    ids, starts = np.zeros(len(flat), np.int32), np.full(len(flat) + 1, count, np.int32)
+    ids[: len(first)], starts[: len(first)] = words[first], first
+    return ids, starts, order
+
+
 @dataclass(frozen=True)
 class Packed:
     """A padded batch in one piece of memory, which a GPU copies at once. Runs with the same batches can share it.
@@ -137,7 +172,13 @@ def pack(batch: Batch, total: int) -> Packed:
     """A batch as `pad_batch` pads it, in one piece."""
     padded, weights = pad_batch(batch, total)
     assert padded.targets is not None
-    tensors = {**padded.inputs, TARGETS: padded.targets, WEIGHTS: weights}
+    words = index_words(next(tensor for name, tensor in padded.inputs.items() if _is_text(name)).numpy())
+    tensors = {
+        **padded.inputs,
+        TARGETS: padded.targets,
+        WEIGHTS: weights,
+        **{name: torch.from_numpy(values) for name, values in zip(WORDS, words, strict=True)},
+    }
     layout = tuple((name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items())
     size = sum(_room(tensor) for tensor in tensors.values())
     memory = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
@@ -154,6 +195,11 @@ def unpack(memory: Tensor, layout: Layout) -> dict[str, Tensor]:
         views[name] = memory[start : start + size].view(dtype).view(shape)
         start += -(-size // ALIGNED) * ALIGNED
     return views
+
+
+def _is_text(name: str) -> bool:
+    whole, _, part = name.partition(".")
+    return whole in TEXTS and part in ("", "tokens")
 
 
 def _room(tensor: Tensor) -> int:
@@ -180,10 +226,10 @@ class GraphedStep:
     the same every time. Once a loss or a gradient is not finite, that step and all further ones change nothing.
 
     Args:
-        model: On its CUDA device.
+        model: On its CUDA device, in float32.
         optimizer: A torch.optim.AdamW of its parameters as `in_groups` has them; its state is used and changed, its
             ``step`` never called.
-        losses: The loss of each example from the model's inputs and a batch with targets.
+        losses: The loss of each example from the model's answers and a batch with targets.
         autocast: Enters mixed precision.
         clip: Largest norm of the gradient; 0 does not clip.
     """
@@ -196,9 +242,13 @@ class GraphedStep:
         autocast: Callable[[], AbstractContextManager[Any]],
         clip: float,
     ) -> None:
-        self._optimizer, self._losses, self._autocast, self._clip = optimizer, losses, autocast, clip
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self._device = self._parameters[0].device
+        self._model, self._optimizer = model, optimizer
+        self._losses, self._autocast, self._clip = losses, autocast, clip
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._device = next(iter(trained.values())).device
+        self._table = self._find_table()
+        self._parameters = [p for p in trained.values() if self._table is None or p is not self._table.weight]
+        self._halves = self._find_halves(trained)
         self._random = torch.Generator(self._device)
         self._rate = torch.zeros((), device=self._device)
         self._broken = torch.zeros((), device=self._device)  # 1 once something was not finite
@@ -232,26 +282,55 @@ class GraphedStep:
         results, self._results = self._results, []
         return [(loss, norm) for loss, norm in torch.stack(results).tolist()] if results else []
 
-    def _differentiate(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def _differentiate(self, tensors: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The loss; the gradients are left where they belong, and those of the table's words returned."""
         inputs = dict(tensors)
         targets, weights = inputs.pop(TARGETS), inputs.pop(WEIGHTS)
+        words = [inputs.pop(name) for name in WORDS]
+        batch = Batch({}, targets, np.empty(0, np.int64), 0)
         for parameter in self._parameters:  # a gradient is written then, not added to zeros
             parameter.grad = None
-        batch = Batch({}, targets, np.empty(0, np.int64), 0)
-        with self._autocast():
-            losses = self._losses(as_inputs(inputs), batch)
+        with nullcontext() if self._table is None else self._table.catch(), self._autocast():
+            outputs = functional_call(self._model, self._cast(), (), as_inputs(inputs))
+            losses = self._losses(outputs, batch)
         loss = (losses * weights.to(losses.dtype)).sum()
         loss.backward()
-        return loss.detach(), torch.nn.utils.get_total_norm(gradients(self._parameters))
+        self._cast_back()
+        return loss.detach(), [] if self._table is None else [self._table.gradient(*words)]
 
     @torch.no_grad()
-    def _update(self, loss: Tensor, norm: Tensor) -> Tensor:
+    def _cast(self) -> dict[str, Tensor]:
+        """The parameters that mixed precision rounds, rounded all at once, by their names."""
+        if self._halves:
+            halves, wholes = zip(*self._halves.values(), strict=True)
+            torch._foreach_copy_(halves, wholes)
+            for half in halves:
+                half.grad = None
+        return {name: half for name, (half, _) in self._halves.items()}
+
+    @torch.no_grad()
+    def _cast_back(self) -> None:
+        """Bring the gradients of rounded parameters to those that they were made of."""
+        found = [(half.grad, whole) for half, whole in self._halves.values() if half.grad is not None]
+        gradients = [torch.empty_like(whole) for _, whole in found]
+        if found:
+            torch._foreach_copy_(gradients, [gradient for gradient, _ in found])
+        for gradient, (_, whole) in zip(gradients, found, strict=True):
+            whole.grad = gradient
+
+    @torch.no_grad()
+    def _update(self, loss: Tensor, words: list[Tensor]) -> Tensor:
+        norm = torch.nn.utils.get_total_norm([*gradients(self._parameters), *words])
         finite = (loss.isfinite() & norm.isfinite()).to(self._broken.dtype)
         self._broken.copy_(torch.maximum(self._broken, 1 - finite))
+        scale = (self._clip / (norm + 1e-6)).clamp(max=1) if self._clip else torch.ones_like(norm)
         if self._clip:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip, norm)
+            torch._foreach_mul_(gradients(self._parameters), scale)
         for options in self._optimizer.param_groups:
             self._move([parameter for parameter in options["params"] if parameter.grad is not None], options)
+        if self._table is not None:
+            state = self._optimizer.state[self._table.weight]
+            self._table.move(state, words[0], self._rate, scale, self._broken)
         return torch.stack((loss, norm.to(loss)))
 
     def _move(self, parameters: list[nn.Parameter], options: dict[str, Any]) -> None:
@@ -280,8 +359,41 @@ class GraphedStep:
     def _step(self, tensors: dict[str, Tensor]) -> Tensor:
         return self._update(*self._differentiate(tensors))
 
+    def _find_table(self) -> "WordRows | None":
+        """The word vectors, if they are trained and read by nothing but a lookup."""
+        if not HAS_TRITON:
+            return None
+        from datransformer.train.word_rows import WordRows
+
+        tables = own_tables(self._model)
+        if len(tables) != 1 or tables[0].weight.dtype != torch.float32:
+            return None
+        groups = self._optimizer.param_groups
+        options = next(group for group in groups if any(p is tables[0].weight for p in group["params"]))
+        return WordRows(tables[0], options, options[FACTOR])
+
+    def _find_halves(self, trained: dict[str, nn.Parameter]) -> dict[str, tuple[Tensor, nn.Parameter]]:
+        """Room for what mixed precision makes of the parameters of linear layers, one by one and in every step."""
+        with self._autocast():
+            if not torch.is_autocast_enabled(self._device.type):
+                return {}
+            dtype = torch.get_autocast_dtype(self._device.type)
+        linear = {
+            parameter
+            for module in self._model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if isinstance(module, nn.Linear) or name.startswith("in_proj")
+        }
+        return {
+            name: (torch.empty_like(parameter, dtype=dtype).requires_grad_(), parameter)
+            for name, parameter in trained.items()
+            if parameter in linear
+        }
+
     def _start_averages(self) -> None:
-        for parameter in self._parameters:
+        for parameter in self._model.parameters():
+            if not parameter.requires_grad:
+                continue
             state = self._optimizer.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), device=self._device)

@@ -24,7 +24,7 @@ from datransformer.data.store import write_text
 from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted, TrainingError
-from datransformer.train.graphs import GraphedStep, Inputs, Packed, pack
+from datransformer.train.graphs import GraphedStep, Packed, pack
 from datransformer.train.launch import worker_of
 from datransformer.train.optimizer import FACTOR, RowAdamW, clip, gradients, in_groups, own_tables, reason_against
 from datransformer.train.progress import Reporter
@@ -166,7 +166,7 @@ class Loop:
         self._graphed: GraphedStep | None = None
         alone = fabric.device.type == "cuda" and fabric.world_size == 1 and config.accumulate == 1
         if alone and config.cuda_graphs and not config.compile:
-            self._graphed = GraphedStep(model, self.rows, self._losses_of, fabric.autocast, config.clip)
+            self._graphed = GraphedStep(model, self.rows, task.losses, fabric.autocast, config.clip)
 
     def restore(self, resume: bool) -> None:
         """Start afresh, or where the newest checkpoint was."""
@@ -344,9 +344,6 @@ class Loop:
         if fabric.world_size > 1:
             loss = fabric.all_reduce(loss, reduce_op="sum")  # type: ignore[assignment]
         return loss, norm
-
-    def _losses_of(self, inputs: Inputs, batch: Batch) -> Tensor:
-        return self.task.losses(self.raw(**inputs), batch)
 
     def _step_seed(self) -> int:
         """Seeds what the model draws at random in this step."""

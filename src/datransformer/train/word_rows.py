@@ -1,0 +1,84 @@
+"""AdamW on a GPU for a table of word vectors, of which a batch reads a few thousand rows.
+
+As a whole, the gradient of such a table is written, added up, scaled and read again in every step, and nearly all of it
+is 0. Here it is a row for each word of the batch, and one kernel moves all rows of the table by it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor, nn
+
+from datransformer.train.word_kernels import move_rows_kernel, sum_rows_kernel
+
+TOKENS = 16  # of a word, that are added up at a time
+ROWS = 16  # of the table, that a program moves
+
+
+class WordRows:
+    """A table of word vectors in training.
+
+    Args:
+        table: On its CUDA device, in float32.
+        options: Of its group in the optimiser.
+        factor: What the learning rate is multiplied by.
+    """
+
+    def __init__(self, table: nn.Embedding, options: Mapping[str, Any], factor: float) -> None:
+        self.weight, self._table, self._options, self._factor = table.weight, table, options, factor
+        self._place = torch.empty(len(table.weight), dtype=torch.int32, device=table.weight.device)
+        self._looked_up: list[Tensor] = []
+
+    @contextmanager
+    def catch(self) -> Iterator[None]:
+        """Let gradients go as far as what is looked up in the table, and no further."""
+        self._looked_up.clear()
+        hook = self._table.register_forward_hook(self._catch)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _catch(self, module: nn.Module, arguments: tuple[Tensor, ...], vectors: Tensor) -> Tensor:
+        leaf = vectors.detach().requires_grad_()
+        self._looked_up.append(leaf)
+        return leaf
+
+    def gradient(self, words: Tensor, starts: Tensor, order: Tensor) -> Tensor:
+        """That of each word, a row each, once all is differentiated; arguments as from `graphs.index_words`."""
+        (looked_up,) = self._looked_up
+        assert looked_up.grad is not None
+        sums = torch.empty(len(words), self.weight.shape[1], device=words.device)
+        self._place.fill_(-1)
+        sum_rows_kernel[(len(words),)](
+            looked_up.grad.contiguous(), order, starts, words, sums, self._place, self.weight.shape[1],
+            TOKENS=TOKENS, COLUMNS=triton.next_power_of_2(self.weight.shape[1]),
+        )  # fmt: skip
+        self._looked_up.clear()
+        return sums
+
+    def move(self, state: Mapping[str, Tensor], sums: Tensor, rate: Tensor, scale: Tensor, broken: Tensor) -> None:
+        """A step of AdamW.
+
+        Args:
+            state: The table's, as torch.optim.AdamW keeps it.
+            sums: What `gradient` gave last.
+            rate: The learning rate.
+            scale: What gradients are multiplied by.
+            broken: Unless it is 0, nothing changes.
+        """
+        rows, width = self.weight.shape
+        options = self._options
+        beta1, beta2 = options["betas"]
+        state["step"].add_(1 - broken)
+        move_rows_kernel[(triton.cdiv(rows, ROWS),)](
+            self.weight, state["exp_avg"], state["exp_avg_sq"], sums, self._place, state["step"], rate, scale,
+            broken, rows, width,
+            BETA1=beta1, BETA2=beta2, LOG_BETA1=math.log2(beta1), LOG_BETA2=math.log2(beta2), EPS=options["eps"],
+            DECAY=options["weight_decay"], FACTOR=self._factor, ROWS=ROWS,
+            COLUMNS=triton.next_power_of_2(width),
+        )  # fmt: skip
