@@ -370,7 +370,7 @@ class GraphedStep:
             return None
         groups = self._optimizer.param_groups
         options = next(group for group in groups if any(p is tables[0].weight for p in group["params"]))
-        return WordRows(tables[0], options, options[FACTOR])
+        return WordRows(tables[0], options)
 
     def _find_halves(self, trained: dict[str, nn.Parameter]) -> dict[str, tuple[Tensor, nn.Parameter]]:
         """Room for what mixed precision makes of the parameters of linear layers, one by one and in every step."""

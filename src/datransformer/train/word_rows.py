@@ -13,10 +13,11 @@ import torch
 import triton
 from torch import Tensor, nn
 
-from datransformer.train.word_kernels import move_rows_kernel, sum_rows_kernel
+from datransformer.train.optimizer import FACTOR
+from datransformer.train.word_kernels import count_step_kernel, move_rows_kernel, sum_rows_kernel
 
 TOKENS = 16  # of a word, that are added up at a time
-ROWS = 16  # of the table, that a program moves
+ROWS = 8  # of the table, that a program moves
 
 
 class WordRows:
@@ -24,13 +25,15 @@ class WordRows:
 
     Args:
         table: On its CUDA device, in float32.
-        options: Of its group in the optimiser.
-        factor: What the learning rate is multiplied by.
+        options: Of its group in the optimiser, as `in_groups` has them.
     """
 
-    def __init__(self, table: nn.Embedding, options: Mapping[str, Any], factor: float) -> None:
-        self.weight, self._table, self._options, self._factor = table.weight, table, options, factor
+    def __init__(self, table: nn.Embedding, options: Mapping[str, Any]) -> None:
+        self.weight, self._table, self._options = table.weight, table, options
+        width = table.embedding_dim
+        self._widths = {"WIDTH": width, "COLUMNS": triton.next_power_of_2(width)}
         self._place = torch.empty(len(table.weight), dtype=torch.int32, device=table.weight.device)
+        self._pace = torch.empty(2, device=table.weight.device)
         self._looked_up: list[Tensor] = []
 
     @contextmanager
@@ -55,9 +58,8 @@ class WordRows:
         sums = torch.empty(len(words), self.weight.shape[1], device=words.device)
         self._place.fill_(-1)
         sum_rows_kernel[(len(words),)](
-            looked_up.grad.contiguous(), order, starts, words, sums, self._place, self.weight.shape[1],
-            TOKENS=TOKENS, COLUMNS=triton.next_power_of_2(self.weight.shape[1]),
-        )  # fmt: skip
+            looked_up.grad.contiguous(), order, starts, words, sums, self._place, TOKENS=TOKENS, **self._widths
+        )
         self._looked_up.clear()
         return sums
 
@@ -71,14 +73,14 @@ class WordRows:
             scale: What gradients are multiplied by.
             broken: Unless it is 0, nothing changes.
         """
-        rows, width = self.weight.shape
         options = self._options
         beta1, beta2 = options["betas"]
-        state["step"].add_(1 - broken)
+        rate = rate if options[FACTOR] == 1 else rate * options[FACTOR]
+        logarithms = {"LOG_BETA1": math.log2(beta1), "LOG_BETA2": math.log2(beta2)}
+        count_step_kernel[(1,)](state["step"], rate, broken, self._pace, **logarithms, num_warps=1)
+        rows = len(self.weight)
+        tables = self.weight, state["exp_avg"], state["exp_avg_sq"]
         move_rows_kernel[(triton.cdiv(rows, ROWS),)](
-            self.weight, state["exp_avg"], state["exp_avg_sq"], sums, self._place, state["step"], rate, scale,
-            broken, rows, width,
-            BETA1=beta1, BETA2=beta2, LOG_BETA1=math.log2(beta1), LOG_BETA2=math.log2(beta2), EPS=options["eps"],
-            DECAY=options["weight_decay"], FACTOR=self._factor, ROWS=ROWS,
-            COLUMNS=triton.next_power_of_2(width),
+            *tables, sums, self._place, rate, self._pace, scale, broken, rows,
+            BETA1=beta1, BETA2=beta2, EPS=options["eps"], DECAY=options["weight_decay"], ROWS=ROWS, **self._widths,
         )  # fmt: skip
