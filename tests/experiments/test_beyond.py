@@ -61,10 +61,13 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     options: dict[str, Settings] = {"log": {"model.attention": "log_distance"}, "rate": {"train.distance_rate": 10.0}}
     monkeypatch.setattr(beyond, "OPTIONS", {name: {**small, **one} for name, one in options.items()})
     monkeypatch.setattr(beyond, "SEEDS", {"sst": 2})
+    monkeypatch.setattr(beyond, "MORE", {"log": {"sst": range(3)}, beyond.PLAIN: {"sst": range(5, 5)}})
     out = tmp_path / "out"
     path = beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False))
     first = json.loads(path.read_text())
-    assert [(row["option"], row["seed"]) for row in first["rows"]] == [(o, s) for s in (0, 1) for o in options]
+    assert [(row["option"], row["seed"]) for row in first["rows"]] == [
+        *((option, seed) for seed in (0, 1) for option in options), ("log", 2)
+    ]  # fmt: skip
     records = [json.loads(one.read_text()) for one in (out / "results").glob("*/*.json")]
     assert {record["settings"]["model"]["attention"] for record in records} == {"log_distance", "distance_aware"}
     assert all(set(record["metrics"]) == {"dev"} for record in records)
@@ -73,3 +76,18 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     assert beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False)) == path
     assert json.loads(path.read_text()) == first
     assert [line.split(" | ")[0] for line in beyond_the_paper(Results({}), first)[-2:]] == ["| log", "| rate"]
+
+
+def test_plain_runs_have_seeds_that_the_reproduction_has_not(
+    tmp_path: Path, sst: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, mixer in beyond.OWN_MIXERS.items():
+        monkeypatch.setitem(MIXERS, name, mixer)
+    monkeypatch.setattr(beyond, "SEEDS", {"sst": 5})
+    every = beyond.plan_options(sst, tmp_path, "cpu")
+    seeds = {option: [planned.seed for name, planned in every if name == option] for option in beyond.OPTIONS}
+    assert seeds[beyond.SIGNED] == list(range(15))
+    assert all(seeds[option] == list(range(5)) for option in beyond.OPTIONS if option != beyond.SIGNED)
+    plain = [planned for name, planned in every if name == beyond.PLAIN]
+    assert [planned.seed for planned in plain] == list(range(5, 15))
+    assert all(planned.config.model.attention == "distance_aware" for planned in plain)

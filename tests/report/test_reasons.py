@@ -87,3 +87,21 @@ def test_what_records_say_is_shown_as_it_is() -> None:
     for record in results.runs("ag", OURS):
         del record["steps"]  # as in older records
     assert r"| AG, a\|b | — | 0.000 (most 0.000) | 0.000 (most 0.000) | 0.0 of 2 |" in reasons(results)
+
+
+def test_whether_the_side_of_a_word_matters() -> None:
+    metrics = {"vanilla": 0.9, OURS: 0.80, "rpr": 0.84, "xl": 0.82}
+    records = [
+        {
+            "study": "ag", "variant": variant, "seed": seed, "caveat": "made up", "device": "cpu", "wall_seconds": 1.0,
+            "examples": {"train": 1}, "metrics": {"dev": {"accuracy": score + 0.001 * seed}, "test": {"accuracy": 0.5}},
+        }
+        for variant, score in metrics.items() for seed in range(3)
+    ]  # fmt: skip
+    rows = [
+        {"study": "ag", "option": "signed distance", "seed": seed, "dev": {"accuracy": 0.85 + 0.001 * seed}}
+        for seed in range(3)
+    ]
+    lines = reasons(Results(records, beyond={"note": "", "rows": rows}))
+    assert lines[-1] == "| AG, Accuracy | 80.10 | 85.10 (p < 0.0001) | Transformer-RPR: 84.10 |"
+    assert reasons(Results(records, beyond={"note": "", "rows": []})) == reasons(Results(records)) == []

@@ -72,8 +72,9 @@ def test_options_against_plain_ours() -> None:
     beyond = {"note": "Ideas", "rows": rows}
     lines = beyond_the_paper(results, beyond)
     assert lines[0] == "Ideas"
+    assert lines[2].endswith("On dev clearly better: none; clearly worse: none.")
     # Means 0.825 and 0.805, both variances 0.00005: t = 0.02 / √0.00005 with 2 degrees of freedom.
-    assert lines[4:] == [
+    assert lines[6:] == [
         "| option | AG, Accuracy, dev | AG, Accuracy, test | Amazon, rating regression, RMSE, test "
         "| SST, Accuracy, dev |",
         "| --- | ---: | ---: | ---: | ---: |",
@@ -91,8 +92,28 @@ def test_options_against_plain_ours() -> None:
         r"| two\|layers | -0.200 (no p, 2 and 2) |",
     ]
     page = results_page(Results(plain("ag", 0.8), beyond=beyond))
+    assert "- Of what was tried beyond the paper, on dev: clearly better: none; clearly worse: none." in page
     assert "## Beyond the paper" in page
     assert "## What was searched" not in page
+
+
+def test_which_options_are_clearly_better_or_worse() -> None:
+    """By dev, the right way round for errors too, and against further plain runs as well."""
+    results = Results([*plain("ag", 0.8, 0.81), *plain("amazon_rating", 0.9, 0.91)])
+    rows = [
+        {"study": study, "option": option, "seed": seed, "dev": {metric: score + 0.001 * seed}}
+        for study, metric, option, score in (
+            ("ag", "accuracy", "up", 0.8), ("amazon_rating", "rmse", "up", 0.6), ("ag", "accuracy", "down", 0.6),
+            ("ag", "accuracy", "even", 0.705), ("ag", "accuracy", "plain", 0.703),
+        )
+        for seed in range(3)
+    ]  # fmt: skip
+    lines = beyond_the_paper(results, {"note": "", "rows": rows})
+    better, worse = "up on AG and Amazon, rating regression", "down on AG"
+    assert lines[0].endswith(f"On dev clearly better: {better}; clearly worse: {worse}.")
+    table = [line for line in lines if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| up", "| down", "| even"]
+    assert all("3 and 5" in line.split(" | ")[1] for line in table[2:])
 
 
 @pytest.mark.parametrize("has", [True, False])

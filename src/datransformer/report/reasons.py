@@ -1,24 +1,31 @@
-"""Why claims of the paper hold or not, as far as the records tell: what is to win, how far w and v go, who is sharp."""
+"""Why claims of the paper hold or not, as far as the records tell.
+
+What is to win, how far w and v go, who is sharp, and whether it matters on which side of a word another is.
+"""
 
 import numpy as np
 
+from datransformer.experiments.beyond import SIGNED
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.studies import CONTROL, STUDIES, VARIANTS
 from datransformer.report.comparisons import welch_between
 from datransformer.report.records import Results
+from datransformer.report.searched import Rows, difference_to_plain
 from datransformer.report.statistics import SIGNIFICANT, Floats, ranked, welch_t_test
-from datransformer.report.tables import MISSING, columns_of, escaped, shown_p
+from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
 from datransformer.report.verdicts import changed_sides, level_name
 
 EXPONENT = "mapping_exponent"
 # Whose heads are held against those of attention without positions.
 SHARP = ("vanilla", OURS, EXPONENT)
+# Whose attention differs between a word before and a word behind.
+SIDED = ("rpr", "xl", "adapted")
 
 
 def reasons(results: Results) -> list[str]:
     """The lines of the section; none where there is nothing to tell."""
-    return [*_to_win(results), *_moved(results), *_sharp(results)]
+    return [*_to_win(results), *_moved(results), *_sharp(results), *_sides(results)]
 
 
 def _to_win(results: Results) -> list[str]:
@@ -125,6 +132,49 @@ def _sharp(results: Results) -> list[str]:
         "",
         *markdown(["data", *(VARIANTS[name].label for name in (CONTROL, *SHARP))], rows),
     ]
+
+
+def _sides(results: Results) -> list[str]:
+    """Whether ours lacks what the distance does not tell: which of two words comes first."""
+    tried: Rows = [] if results.beyond is None else results.beyond["rows"]
+    rows = []
+    for study in dict.fromkeys(row["study"] for row in tried if row["option"] == SIGNED):
+        column = columns_of(STUDIES[study])[0]
+        tested = difference_to_plain(results, tried, SIGNED, study, "dev")
+        means = {name: mean for name in SIDED if (mean := _dev_mean(results, study, name, column)) is not None}
+        if tested is None or not means:
+            continue
+        (best, *_), _ = ranked(means, column.higher_is_better)
+        rows.append(
+            [
+                f"{STUDIES[study].title}, {column.label}",
+                column.shown(float(np.mean(tested.plain))),
+                f"{column.shown(float(np.mean(tested.tried)))} ({shown_p(tested.welch.p)})",
+                f"{METHODS[best]}: {column.shown(means[best])}",
+            ]
+        )
+    if not rows:
+        return []
+    *others, last = (METHODS[name] for name in SIDED)
+    return [
+        "",
+        "### Does the side matter?",
+        "",
+        f"The distance |i − j| does not tell a word before another from one behind it; {', '.join(others)} and {last} "
+        f"do. {SIGNED.capitalize()}, which is not in the paper, gives each head of DA-Transformer a w for either side. "
+        "Means on dev, where p is that of Welch's t-test between the two:",
+        "",
+        *markdown(["data", METHODS[OURS], f"with {SIGNED}", "best of those that know the side"], rows),
+    ]
+
+
+def _dev_mean(results: Results, study: str, variant: str, column: Column) -> float | None:
+    scores = [
+        record["metrics"]["dev"][column.name]
+        for record in results.runs(study, variant)
+        if column.name in record["metrics"].get("dev", {})
+    ]
+    return float(np.mean(scores)) if scores else None
 
 
 def _exponent(results: Results) -> str:

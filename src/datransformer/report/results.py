@@ -27,7 +27,7 @@ from datransformer.report.html_page import html_page
 from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
 from datransformer.report.reasons import reasons
 from datransformer.report.records import Results, read_results
-from datransformer.report.searched import beyond_the_paper, searched
+from datransformer.report.searched import beyond_the_paper, clear_options, searched
 from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, interval_of, ranked
 from datransformer.report.tables import MISSING, Column, Row, columns_of, escaped, results_table, shown_p, word_table
 from datransformer.report.verdicts import FAILED, HELD, UNTESTED, VERDICTS, Verdict, level_name, shown_count
@@ -147,6 +147,8 @@ def _in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts:
     ]
     counts = [f"{sum(one.verdict == kind for one in verdicts)} {kind}" for kind in (HELD, FAILED, UNTESTED)]
     lines.append(f"- Of {len(verdicts)} claims of the paper: {', '.join(counts)}.")
+    if results.beyond is not None:
+        lines.append(f"- Of what was tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
     lines += [f"- {_provenance(results)}", ""]
     return lines
 

@@ -1,18 +1,21 @@
 """How the settings were found, and what changes beyond the paper came to, where files beside the records tell."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from datransformer.experiments.beyond import PLAIN
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.studies import STUDIES, VARIANTS
 from datransformer.report.records import Results
-from datransformer.report.statistics import ranked, welch_t_test
+from datransformer.report.statistics import SIGNIFICANT, Significance, ranked, welch_t_test
 from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
 
 AS_THEY_WERE = "nothing changed"
+ENOUGH = 3
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -32,6 +35,21 @@ def searched(search: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Tested:
+    """An option against plain distance-aware attention.
+
+    Args:
+        tried: The option's scores.
+        plain: Those without it.
+        welch: The test between them.
+    """
+
+    tried: Sequence[float]
+    plain: Sequence[float]
+    welch: Significance
+
+
 def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
     """The lines of the section on ``beyond.json``: options against plain distance-aware attention."""
     rows: Rows = beyond["rows"]
@@ -43,18 +61,47 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
     ]
     heads = [f"{STUDIES[study].title}, {_column(study).label}, {split}" for study, split in columns]
     cells = [
-        [escaped(option), *(_difference(results, rows, option, study, split) for study, split in columns)]
-        for option in dict.fromkeys(row["option"] for row in rows)
+        [
+            escaped(option),
+            *(
+                _gap(_column(study), difference_to_plain(results, rows, option, study, split))
+                for study, split in columns
+            ),
+        ]
+        for option in options_of(rows)
     ]
     return [
-        escaped(beyond["note"]),
+        *([escaped(beyond["note"]), ""] if beyond["note"] else []),
+        f"An option that is clearly better on {ENOUGH} data sets, with p < {SIGNIFICANT}, becomes one of the library, "
+        f"off by default. On dev {clear_options(results, rows)}.",
         "",
-        "A cell is the mean over seeds less that of plain DA-Transformer in the tables above, p in Welch's t-test, not "
-        "corrected, and the number of runs of both.",
+        "A cell is the mean over seeds less that of plain DA-Transformer, p in Welch's t-test, not corrected, and the "
+        "number of runs of both.",
         "",
         *markdown(["option", *heads], cells),
         *_sharpness(results, rows),
     ]
+
+
+def clear_options(results: Results, rows: Rows) -> str:
+    """Which options are clearly better on dev than none, and which worse, in words."""
+    told: dict[str, list[str]] = {"better": [], "worse": []}
+    for option in options_of(rows):
+        where: dict[str, list[str]] = {"better": [], "worse": []}
+        for study in dict.fromkeys(row["study"] for row in rows):
+            tested = difference_to_plain(results, rows, option, study, "dev")
+            if tested is not None and tested.welch.p is not None and tested.welch.p < SIGNIFICANT:
+                side = "better" if (tested.welch.difference > 0) == _column(study).higher_is_better else "worse"
+                where[side].append(STUDIES[study].title)
+        for side, titles in where.items():
+            if titles:
+                told[side].append(f"{escaped(option)} on {' and '.join(titles)}")
+    return "; ".join(f"clearly {side}: {', '.join(options) or 'none'}" for side, options in told.items())
+
+
+def options_of(rows: Rows) -> list[str]:
+    """The options that rows are of, each once."""
+    return list(dict.fromkeys(row["option"] for row in rows if row["option"] != PLAIN))
 
 
 def _sharpness(results: Results, rows: Rows) -> list[str]:
@@ -64,12 +111,18 @@ def _sharpness(results: Results, rows: Rows) -> list[str]:
     if not studies:
         return []
     column = Column("entropy", "entropy", percent=False, digits=3)
-    plain = {study: [float(run.mean()) for run in results.measured(study, OURS, "entropy")] for study in studies}
-    cells = []
-    for option in dict.fromkeys(row["option"] for row in measured):
-        tried = {study: [row["entropy"] for row in measured if (row["option"], row["study"]) == (option, study)]
-                 for study in studies}  # fmt: skip
-        cells.append([escaped(option), *(_gap(column, tried[study], plain[study]) for study in studies)])
+
+    def entropies(option: str, study: str) -> list[float]:
+        return [row["entropy"] for row in measured if (row["option"], row["study"]) == (option, study)]
+
+    plain = {
+        study: [float(run.mean()) for run in results.measured(study, OURS, "entropy")] + entropies(PLAIN, study)
+        for study in studies
+    }
+    cells = [
+        [escaped(option), *(_gap(column, _tested(entropies(option, study), plain[study])) for study in studies)]
+        for option in options_of(measured)
+    ]
     return [
         "",
         "What they do to the entropy of attention, the mean over heads; below 0 is sharper:",
@@ -112,21 +165,27 @@ def _round(trials: Rows) -> list[str]:
     return markdown(heads, lines.values())
 
 
-def _difference(results: Results, rows: Rows, option: str, study: str, split: str) -> str:
-    column = _column(study)
-    tried = [
-        row[split][column.name] for row in rows if (row["option"], row["study"]) == (option, study) and split in row
-    ]
+def difference_to_plain(results: Results, rows: Rows, option: str, study: str, split: str) -> Tested | None:
+    """The runs of an option, and those without it: of the reproduction, and further ones; None without either."""
+    name = _column(study).name
+
+    def scores(wanted: str) -> list[float]:
+        return [row[split][name] for row in rows if (row["option"], row["study"]) == (wanted, study) and split in row]
+
     plain = [
-        record["metrics"][split][column.name]
+        record["metrics"][split][name]
         for record in results.runs(study, OURS)
-        if column.name in record["metrics"].get(split, {})
+        if name in record["metrics"].get(split, {})
     ]
-    return _gap(column, tried, plain)
+    return _tested(scores(option), plain + scores(PLAIN))
 
 
-def _gap(column: Column, tried: Sequence[float], plain: Sequence[float]) -> str:
-    if not tried or not plain:
+def _tested(tried: Sequence[float], plain: Sequence[float]) -> Tested | None:
+    return Tested(tried, plain, welch_t_test(tried, plain)) if tried and plain else None
+
+
+def _gap(column: Column, tested: Tested | None) -> str:
+    if tested is None:
         return MISSING
-    test = welch_t_test(tried, plain)
-    return f"{column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)}, {len(tried)} and {len(plain)})"
+    counts = f"{len(tested.tried)} and {len(tested.plain)}"
+    return f"{column.shown(tested.welch.difference, '+')}{column.unit} ({shown_p(tested.welch.p)}, {counts})"
