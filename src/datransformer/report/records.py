@@ -42,7 +42,18 @@ SEARCHED = {
 CALLED = {"calls": [{"runs": int, "seconds": float}]}
 GONE_BEYOND = {
     "note": str,
-    "rows": [{"study": str, "option": str, "seed": int, "dev?": dict, "test?": dict, "entropy?": float}],
+    "rows": [
+        {
+            "study": str,
+            "option": str,
+            "seed": int,
+            "dev?": dict,
+            "test?": dict,
+            "entropy?": float,
+            "commit?": str,
+            "device?": str,
+        }
+    ],
 }
 
 
