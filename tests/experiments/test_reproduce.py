@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from rich.console import Console
 
 from datransformer.data.errors import InputError
@@ -257,6 +258,31 @@ def test_what_nobody_expects_fails_one_run_and_no_other(
     first, second = run(tmp_path, seeds=1, together=2)
     assert first["failed"] == "RuntimeError: out of memory"
     assert "metrics" in second
+
+
+@pytest.mark.parametrize("enough", [True, False])
+def test_what_runs_out_of_memory_beside_others_runs_once_more_alone(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: bool
+) -> None:
+    tries = []
+
+    def fail(config: Any, *rest: Any, **options: Any) -> Any:
+        if config.model.attention == "vanilla":
+            tries.append(config)
+            if len(tries) == 1 or not enough:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return fit_stepwise(config, *rest, **options)
+
+    monkeypatch.setattr(runs, "fit_stepwise", fail)
+    first, second = run(tmp_path, seeds=1, together=2)
+    assert len(tries) == 2
+    assert "metrics" in second
+    assert ("metrics" in first) == enough
+    if not enough:
+        assert first["failed"] == "OutOfMemoryError: CUDA out of memory"
+        tries.clear()
+        run(tmp_path, seeds=1, together=1)
+        assert len(tries) == 1  # there was nobody beside it
 
 
 def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

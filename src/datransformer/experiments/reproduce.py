@@ -3,7 +3,8 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from datransformer.train.progress import Reporter
 from datransformer.train.run import read_json
 
 DATA, CALLS = "data", "calls.json"
+NO_MEMORY = torch.cuda.OutOfMemoryError.__name__  # as it stands in a record
 LANES = 4  # runs that take turns on a GPU; more add little but memory
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 
@@ -100,7 +102,7 @@ def reproduce(
         for planned in plan:
             if (record := records[planned.name]) is not None:
                 board.end(planned, record, now=False)
-        ended = share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(), board.begin)
+        ended = _run_twice(todo, place, processes, board.begin)
         done = 0
         try:
             for planned, record in ended:
@@ -115,6 +117,23 @@ def reproduce(
                 calls.append({**about, "processes": processes, **machine(torch.device(where))})
                 write_record(out / RESULTS / CALLS, {"calls": calls})
     return [record for record in records.values() if record is not None]
+
+
+def _run_twice(
+    todo: Sequence[Planned], place: Place, processes: int, begin: Callable[[Planned], None]
+) -> Iterator[tuple[Planned, Record]]:
+    """Run them all; what ran out of memory beside others runs once more at the end, alone."""
+
+    def run(todo: Sequence[Planned], place: Place, count: int) -> Iterator[tuple[Planned, Record]]:
+        return share_out(todo, place, count) if processes > 1 else run_all(todo, place, Shelf(), begin)
+
+    again = []
+    for planned, record in run(todo, place, processes):
+        if NO_MEMORY in record.get("failed", "") and processes * place.together > 1:
+            again.append(planned)
+        else:
+            yield planned, record
+    yield from run(again, replace(place, together=1), 1)
 
 
 def _read_calls(out: Path) -> list[Record]:
