@@ -149,6 +149,11 @@ def test_the_order_of_the_texts_of_a_pair_matters() -> None:
         assert not torch.allclose(model(words(5), words(3)), model(words(3), words(5)))
 
 
+def test_a_pair_needs_two_texts() -> None:
+    with pytest.raises(TypeError, match=r"second: got None, expected the second text of each pair"):
+        model_of("siamese")(words(4))
+
+
 def test_the_siamese_model_compares_as_the_equation_says() -> None:
     model = model_of("siamese")
     with torch.no_grad():

@@ -17,6 +17,7 @@ from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.nn.flat import Flat
 from datransformer.nn.mixers import MIXERS
+from datransformer.nn.vanilla import PlainAttention
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
 from datransformer.train.errors import TrainingError
 from datransformer.train.fit import Data, fit
@@ -33,6 +34,7 @@ from datransformer.train.graphs import (
     unpack,
 )
 from datransformer.train.optimizer import in_groups
+from datransformer.train.word_rows import WordRows
 
 NONE = -1
 TOKENS = torch.tensor([[3, 4, 5], [6, 7, 0]])
@@ -256,7 +258,7 @@ def packed_tokens(seed: int, rows: int = 4) -> Packed:
 
 @pytest.mark.parametrize("clip", [0.0, 1e-2])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-@pytest.mark.parametrize(("width", "rows"), [(12, 4), (16, 8)])
+@pytest.mark.parametrize(("width", "rows"), [(12, 4), (16, 8), (7, 8), (100, 4)])
 def test_word_vectors_move_as_torch_moves_a_whole_table(
     width: int, rows: int, weight_decay: float, clip: float
 ) -> None:
@@ -334,3 +336,100 @@ def test_frozen_vectors_stay() -> None:
     step._rate.fill_(0.01)
     step._step(unpack(packed.memory, packed.layout))
     assert torch.equal(model.get_parameter("text.embedding.weight"), before)
+
+
+class Gated(PlainAttention):
+    """With a forward of its own."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.gate = torch.nn.Parameter(torch.full((self.embed_dim,), 3.0))
+
+    def forward(self, *arguments: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        output, weights = super().forward(*arguments, **options)
+        return output * self.gate, weights
+
+
+class Normalised(PlainAttention):
+    """With a projection of its own."""
+
+    def project(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        query, key, value = super().project(query, key, value)
+        return 8 * torch.nn.functional.normalize(query, dim=-1), torch.nn.functional.normalize(key, dim=-1), value
+
+
+class Tabled(PlainAttention):
+    """With a table of its own, which is not one of words."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.table = torch.nn.Embedding(2, self.head_dim)
+
+    def mix(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, return_weights: bool, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        places = torch.arange(key.shape[-2], device=key.device)
+        return super().mix(query, key + self.table(places % 2), value, return_weights=return_weights, **options)
+
+
+class InFull(PlainAttention):
+    """With a linear layer that is kept out of mixed precision."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.turn = torch.nn.Linear(self.head_dim, self.head_dim)
+
+    def mix(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, return_weights: bool, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        with torch.autocast(query.device.type, enabled=False):
+            query = self.turn(query.float())
+        return super().mix(query.to(value.dtype), key, value, return_weights=return_weights, **options)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("mixer", [Gated, Normalised, Tabled, InFull])
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_mixer_may_have_its_own_ways(
+    mixer: type[PlainAttention], mixed: bool, freeze: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step has the loss and the gradients of the model as it is called."""
+    monkeypatch.setitem(MIXERS, "own", mixer)
+    config = ModelConfig(attention="own", heads=2, head_dim=6, embed_dim=12, dropout=0.0, freeze_vectors=freeze)
+    model = build_model("sentence", 300, 3, config)
+    tokens = torch.zeros(3, 11, dtype=torch.int64)
+    tokens[0, :3], tokens[1, :2], tokens[2] = 299, 7, torch.arange(100, 111)
+    batch = Batch({"tokens": tokens}, torch.tensor([0, 1, 2]), np.arange(3), 16)
+
+    def autocast() -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=mixed)
+
+    step = GraphedStep(model, torch.optim.AdamW(in_groups(model, 1.0)), cross_entropies, autocast, 0.0)
+    step._start_averages()
+    packed = pack(batch, 3)
+    assert any(name == "tokens.tokens" for name, *_ in packed.layout)
+    loss, norm = step._step(unpack(packed.memory, packed.layout)).tolist()
+    model.zero_grad()
+    with autocast():
+        expected = cross_entropies(model(tokens), batch).mean()
+    expected.backward()
+    length = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    np.testing.assert_allclose((loss, norm), (expected.item(), length.item()), rtol=2e-2 if mixed else 1e-5)
+
+
+def test_a_hook_on_attention_is_called() -> None:
+    model, step = new_step()
+    packed = packed_tokens(0)
+    before = step._step(unpack(packed.memory, packed.layout))
+    attention = model.get_submodule("text.sequence.encoder.layers.0.attention")
+    attention.register_forward_hook(lambda module, arguments, output: (output[0] * 0, output[1]))
+    assert not torch.equal(step._step(unpack(packed.memory, packed.layout)), before)  # the rate is 0
+
+
+def test_which_tables_the_kernels_are_for() -> None:
+    assert WordRows.fits(torch.empty(6, 2))
+    assert not WordRows.fits(torch.empty(2, 8192))
+    assert not WordRows.fits(torch.empty(6, 2).t())
+    assert not WordRows.fits(torch.empty(6, 2, dtype=torch.float64))

@@ -32,6 +32,8 @@ class SiameseModel(nn.Module):
 
         End to end, the second halves of all pairs come behind the first ones.
         """
+        if second is None and not isinstance(first, Flat):
+            raise TypeError("second: got None, expected the second text of each pair, as in first")
         u, v = self.text(first).chunk(2) if second is None else (self.text(first), self.text(second))  # [B, E]
         answer: Tensor = self.head(self.compare(torch.cat((u, v, (u - v).abs(), u * v), dim=-1)))
         return answer

@@ -168,8 +168,18 @@ class MultiheadAttention(nn.Module):
             weights = weights.mean(1)  # [B, Nq, Nk]
         return output, weights
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether projections are used as here: a subclass may have its own ways, and a hook expects a call."""
+        kind = type(self)
+        is_own = kind.forward is MultiheadAttention.forward and kind.project is MultiheadAttention.project
+        return is_own and not (self._forward_hooks or self._forward_pre_hooks)
+
     def forward_flat(self, inputs: Tensor, flat: Flat) -> Tensor:
         """Attend from every token to all of its text: [tokens, embed_dim] in and out."""
+        if not self.is_plain:
+            parts = [self(part, part, part, padding, need_weights=False)[0] for part, padding in flat.spread(inputs)]
+            return flat.collect(parts)
         width = self.num_heads * self.head_dim
         rows = nn.functional.linear(inputs, self.in_proj_weight, self.in_proj_bias)  # [T, 3·H·D], fewer if not all are
         if len(self.projected) < 3:

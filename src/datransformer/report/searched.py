@@ -76,7 +76,7 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
         f"off by default. On dev {clear_options(results, rows)}.",
         "",
         "A cell is the mean over seeds less that of plain DA-Transformer, p in Welch's t-test, not corrected, and the "
-        "number of runs of both.",
+        "number of runs of both. An option that looked good was given more seeds, which makes its p too small.",
         "",
         *markdown(["option", *heads], cells),
         *_sharpness(results, rows),
@@ -107,7 +107,7 @@ def options_of(rows: Rows) -> list[str]:
 def _sharpness(results: Results, rows: Rows) -> list[str]:
     """What options do to the entropy of attention, where that was measured."""
     measured = [row for row in rows if "entropy" in row]
-    studies = list(dict.fromkeys(row["study"] for row in measured))
+    studies = list(dict.fromkeys(row["study"] for row in measured if row["option"] != PLAIN))
     if not studies:
         return []
     column = Column("entropy", "entropy", percent=False, digits=3)
@@ -166,18 +166,19 @@ def _round(trials: Rows) -> list[str]:
 
 
 def difference_to_plain(results: Results, rows: Rows, option: str, study: str, split: str) -> Tested | None:
-    """The runs of an option, and those without it: of the reproduction, and further ones; None without either."""
+    """The runs of an option, and those without it: of the reproduction, and further seeds; None without either."""
     name = _column(study).name
 
-    def scores(wanted: str) -> list[float]:
-        return [row[split][name] for row in rows if (row["option"], row["study"]) == (wanted, study) and split in row]
+    def scores(wanted: str) -> dict[int, float]:
+        chosen = [row for row in rows if (row["option"], row["study"]) == (wanted, study) and split in row]
+        return {row["seed"]: row[split][name] for row in chosen}
 
-    plain = [
-        record["metrics"][split][name]
+    plain = {
+        record["seed"]: record["metrics"][split][name]
         for record in results.runs(study, OURS)
         if name in record["metrics"].get(split, {})
-    ]
-    return _tested(scores(option), plain + scores(PLAIN))
+    }
+    return _tested([*scores(option).values()], [*(scores(PLAIN) | plain).values()])
 
 
 def _tested(tried: Sequence[float], plain: Sequence[float]) -> Tested | None:

@@ -21,6 +21,7 @@ from torch.optim.adamw import adamw
 
 from datransformer.data.batches import Batch
 from datransformer.nn.flat import Flat
+from datransformer.nn.multihead import MultiheadAttention
 from datransformer.ops.fused import HAS_TRITON
 from datransformer.train.optimizer import FACTOR, gradients, own_tables
 
@@ -40,6 +41,7 @@ Layout = tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]  # name, type and 
 TARGETS, WEIGHTS = "targets", "weights"
 WORDS = ("words", "starts", "order")  # what `index_words` finds
 ALIGNED = 16  # bytes
+PACKAGE = __name__.partition(".")[0]
 
 
 def grid(size: int, *, least: int = 8, steps: int = 4) -> int:
@@ -219,6 +221,23 @@ def own_stream() -> Iterator[None]:
     before.wait_stream(stream)
 
 
+def _linear_parameters(model: nn.Module) -> Iterator[Tensor]:
+    """What is known to go through linear layers alone; modules that others add may do with theirs as they please."""
+    mixers = [module for module in model.modules() if isinstance(module, MultiheadAttention)]
+    inside = {module for mixer in mixers for module in mixer.modules()}
+    for mixer in mixers:
+        if mixer.is_plain:
+            yield from (mixer.in_proj_weight, *mixer.out_proj.parameters())
+            yield from () if mixer.in_proj_bias is None else (mixer.in_proj_bias,)
+    ours = [module for module in model.modules() if type(module).__module__.startswith(f"{PACKAGE}.")]
+    for module in ours:
+        children = [*module.children()]
+        children += [layer for child in children if type(child) is nn.Sequential for layer in child]
+        for child in children if module not in inside else ():
+            if type(child) is nn.Linear:
+                yield from child.parameters()
+
+
 class GraphedStep:
     """Steps of AdamW on batches of shapes that come again and again.
 
@@ -288,7 +307,7 @@ class GraphedStep:
         targets, weights = inputs.pop(TARGETS), inputs.pop(WEIGHTS)
         words = [inputs.pop(name) for name in WORDS]
         batch = Batch({}, targets, np.empty(0, np.int64), 0)
-        for parameter in self._parameters:  # a gradient is written then, not added to zeros
+        for parameter in self._model.parameters():  # a gradient is written then, not added to zeros
             parameter.grad = None
         with nullcontext() if self._table is None else self._table.catch(), self._autocast():
             outputs = functional_call(self._model, self._cast(), (), as_inputs(inputs))
@@ -312,11 +331,11 @@ class GraphedStep:
     def _cast_back(self) -> None:
         """Bring the gradients of rounded parameters to those that they were made of."""
         found = [(half.grad, whole) for half, whole in self._halves.values() if half.grad is not None]
-        gradients = [torch.empty_like(whole) for _, whole in found]
+        copies = [torch.empty_like(whole) for _, whole in found]
         if found:
-            torch._foreach_copy_(gradients, [gradient for gradient, _ in found])
-        for gradient, (_, whole) in zip(gradients, found, strict=True):
-            whole.grad = gradient
+            torch._foreach_copy_(copies, [gradient for gradient, _ in found])
+        for copy, (_, whole) in zip(copies, found, strict=True):
+            whole.grad = copy
 
     @torch.no_grad()
     def _update(self, loss: Tensor, words: list[Tensor]) -> Tensor:
@@ -330,7 +349,9 @@ class GraphedStep:
             self._move([parameter for parameter in options["params"] if parameter.grad is not None], options)
         if self._table is not None:
             state = self._optimizer.state[self._table.weight]
-            self._table.move(state, words[0], self._rate, scale, self._broken)
+            groups = self._optimizer.param_groups
+            options = next(group for group in groups if any(one is self._table.weight for one in group["params"]))
+            self._table.move(state, options, words[0], self._rate, scale, self._broken)
         return torch.stack((loss, norm.to(loss)))
 
     def _move(self, parameters: list[nn.Parameter], options: dict[str, Any]) -> None:
@@ -365,12 +386,10 @@ class GraphedStep:
             return None
         from datransformer.train.word_rows import WordRows
 
-        tables = own_tables(self._model)
-        if len(tables) != 1 or tables[0].weight.dtype != torch.float32:
+        tables = [module for module in self._model.modules() if isinstance(module, nn.Embedding)]
+        if len(tables) != 1 or own_tables(self._model) != tables or not WordRows.fits(tables[0].weight):
             return None
-        groups = self._optimizer.param_groups
-        options = next(group for group in groups if any(p is tables[0].weight for p in group["params"]))
-        return WordRows(tables[0], options)
+        return WordRows(tables[0])
 
     def _find_halves(self, trained: dict[str, nn.Parameter]) -> dict[str, tuple[Tensor, nn.Parameter]]:
         """Room for what mixed precision makes of the parameters of linear layers, one by one and in every step."""
@@ -378,12 +397,8 @@ class GraphedStep:
             if not torch.is_autocast_enabled(self._device.type):
                 return {}
             dtype = torch.get_autocast_dtype(self._device.type)
-        linear = {
-            parameter
-            for module in self._model.modules()
-            for name, parameter in module.named_parameters(recurse=False)
-            if isinstance(module, nn.Linear) or name.startswith("in_proj")
-        }
+        linear = set(_linear_parameters(self._model))
+        linear -= {module.weight for module in self._model.modules() if isinstance(module, nn.Embedding)}
         return {
             name: (torch.empty_like(parameter, dtype=dtype).requires_grad_(), parameter)
             for name, parameter in trained.items()

@@ -16,31 +16,39 @@ from torch import Tensor, nn
 from datransformer.train.optimizer import FACTOR
 from datransformer.train.word_kernels import count_step_kernel, move_rows_kernel, sum_rows_kernel
 
-TOKENS = 16  # of a word, that are added up at a time
-ROWS = 8  # of the table, that a program moves
+TOKENS = 16  # of a word, that are added up at a time; fewer where vectors are wide
+ROWS = 8  # of the table, that a program moves; fewer where they are wide
+WIDEST = 4096
 
 
 class WordRows:
     """A table of word vectors in training.
 
     Args:
-        table: On its CUDA device, in float32.
-        options: Of its group in the optimiser, as `in_groups` has them.
+        table: On its CUDA device; its weight has to fit.
     """
 
-    def __init__(self, table: nn.Embedding, options: Mapping[str, Any]) -> None:
-        self.weight, self._table, self._options = table.weight, table, options
+    def __init__(self, table: nn.Embedding) -> None:
+        assert self.fits(table.weight)
+        self.weight, self._table = table.weight, table
         width = table.embedding_dim
-        self._widths = {"WIDTH": width, "COLUMNS": triton.next_power_of_2(width)}
+        columns = triton.next_power_of_2(width)
+        self._widths = {"WIDTH": width, "COLUMNS": columns}
+        self._tokens, self._rows = min(TOKENS, WIDEST // columns), max(min(ROWS, 1024 // columns), 1)
         self._place = torch.empty(len(table.weight), dtype=torch.int32, device=table.weight.device)
         self._pace = torch.empty(2, device=table.weight.device)
         self._looked_up: list[Tensor] = []
+
+    @staticmethod
+    def fits(weight: Tensor) -> bool:
+        """Whether the kernels are for such a table."""
+        return weight.dtype == torch.float32 and weight.is_contiguous() and weight.shape[1] <= WIDEST
 
     @contextmanager
     def catch(self) -> Iterator[None]:
         """Let gradients go as far as what is looked up in the table, and no further."""
         self._looked_up.clear()
-        hook = self._table.register_forward_hook(self._catch)
+        hook = self._table.register_forward_hook(self._catch, prepend=True)
         try:
             yield
         finally:
@@ -58,29 +66,38 @@ class WordRows:
         sums = torch.empty(len(words), self.weight.shape[1], device=words.device)
         self._place.fill_(-1)
         sum_rows_kernel[(len(words),)](
-            looked_up.grad.contiguous(), order, starts, words, sums, self._place, TOKENS=TOKENS, **self._widths
+            looked_up.grad.contiguous(), order, starts, words, sums, self._place, TOKENS=self._tokens, **self._widths
         )
         self._looked_up.clear()
         return sums
 
-    def move(self, state: Mapping[str, Tensor], sums: Tensor, rate: Tensor, scale: Tensor, broken: Tensor) -> None:
+    def move(
+        self,
+        state: Mapping[str, Tensor],
+        options: Mapping[str, Any],
+        sums: Tensor,
+        rate: Tensor,
+        scale: Tensor,
+        broken: Tensor,
+    ) -> None:
         """A step of AdamW.
 
         Args:
             state: The table's, as torch.optim.AdamW keeps it.
+            options: Of its group, as `in_groups` has them.
             sums: What `gradient` gave last.
             rate: The learning rate.
             scale: What gradients are multiplied by.
             broken: Unless it is 0, nothing changes.
         """
-        options = self._options
         beta1, beta2 = options["betas"]
         rate = rate if options[FACTOR] == 1 else rate * options[FACTOR]
         logarithms = {"LOG_BETA1": math.log2(beta1), "LOG_BETA2": math.log2(beta2)}
         count_step_kernel[(1,)](state["step"], rate, broken, self._pace, **logarithms, num_warps=1)
         rows = len(self.weight)
         tables = self.weight, state["exp_avg"], state["exp_avg_sq"]
-        move_rows_kernel[(triton.cdiv(rows, ROWS),)](
+        move_rows_kernel[(triton.cdiv(rows, self._rows),)](
             *tables, sums, self._place, rate, self._pace, scale, broken, rows,
-            BETA1=beta1, BETA2=beta2, EPS=options["eps"], DECAY=options["weight_decay"], ROWS=ROWS, **self._widths,
+            BETA1=beta1, BETA2=beta2, EPS=options["eps"], DECAY=options["weight_decay"],
+            ROWS=self._rows, **self._widths,
         )  # fmt: skip
