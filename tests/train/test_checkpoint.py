@@ -50,7 +50,8 @@ def test_it_brings_back_model_optimiser_and_state(tmp_path: Path) -> None:
     step(model, optimizer)
     save_checkpoint(tmp_path, model, optimizer, {"step": 2, "word": "ü"})
     other, its_optimizer = parts()
-    state, notes = load_checkpoint(tmp_path, other, its_optimizer)
+    state, means, notes = load_checkpoint(tmp_path, other, its_optimizer)
+    assert means == {}
     assert (state, notes) == ({"step": 2, "word": "ü"}, [])
     for _ in range(3):
         step(model, optimizer)
@@ -104,7 +105,7 @@ def test_the_one_before_a_damaged_one_is_taken(tmp_path: Path, damage: str) -> N
     newest = tmp_path / "000000003.safetensors"
     newest.write_bytes(DAMAGES[damage](newest.read_bytes()))
     model, optimizer = parts()
-    state, notes = load_checkpoint(tmp_path, model, optimizer)
+    state, _, notes = load_checkpoint(tmp_path, model, optimizer)
     assert state == {"step": 2, "word": "ü"}
     assert len(notes) == 1
     assert notes[0].startswith(f"{newest}: damaged")
@@ -117,10 +118,10 @@ def test_a_folder_without_any_that_can_be_read(tmp_path: Path) -> None:
     saved(tmp_path, 2)
     for path in tmp_path.iterdir():
         path.write_bytes(b"")
-    state, notes = load_checkpoint(tmp_path, *parts())
+    state, _, notes = load_checkpoint(tmp_path, *parts())
     assert state is None
     assert len(notes) == 2
-    assert load_checkpoint(tmp_path / "none", *parts()) == (None, [])
+    assert load_checkpoint(tmp_path / "none", *parts()) == (None, {}, [])
 
 
 def test_damaged_ones_of_later_steps_do_not_crowd_out_good_ones(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ WRONG: list[tuple[str, object, str]] = [
     *((f"train.{name}", math.nan, "expected 0 or more") for name in ("weight_decay", "clip", "checkpoint_seconds")),
     ("train.seed", 2**63, "expected a number below 2**63"),
     *(("train.lr", value, "expected a positive number") for value in (0, -1, math.nan, math.inf)),
-    *(("train.label_smoothing", value, "expected a number from 0 to 1") for value in (-0.1, 1, math.nan)),
+    *(("train.label_smoothing", value, "expected a number from 0 to below 1") for value in (-0.1, 1, math.nan)),
     ("train.precision", "16-mixed", "got '16-mixed', expected one of '32-true', 'bf16-mixed', '64-true'"),
     ("train.schedule", "step", "got 'step', expected one of 'constant', 'cosine'"),
     *((f"model.{name}", 0, "got 0, expected a positive int") for name in (

@@ -15,6 +15,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import atomic_path
 
 KEPT = 2
+MEANS = "mean."
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -65,9 +66,16 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     model.load_state_dict(dict(tensors))
 
 
-def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Path:
-    """Write model, optimiser and ``state``, which must be JSON, under the step's name; keep the last two."""
+def save_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[str, Any],
+    means: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write model, optimiser, means and ``state``, which must be JSON, under the step's name; keep the last two."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    tensors |= {f"{MEANS}{name}": tensor for name, tensor in (means or {}).items()}
     for index, values in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
@@ -96,8 +104,12 @@ def checkpoints(folder: Path) -> list[Path]:
 
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Any] | None, list[str]]:
-    """Restore the newest checkpoint that can be read; its state, None if there is none, and what to say about it."""
+) -> tuple[dict[str, Any] | None, dict[str, Tensor], list[str]]:
+    """Restore the newest checkpoint that can be read.
+
+    Returns:
+        Its state, None if there is none, the means of weights in it, and what to say about it.
+    """
     notes = []
     for path in checkpoints(folder):
         try:
@@ -116,5 +128,6 @@ def load_checkpoint(
                 _, index, part = name.split(".", 2)
                 moments.setdefault(int(index), {})[part] = tensor
         optimizer.load_state_dict(optimizer.state_dict() | {"state": moments})
-        return state, notes
-    return None, notes
+        means = {name.removeprefix(MEANS): tensor for name, tensor in tensors.items() if name.startswith(MEANS)}
+        return state, means, notes
+    return None, {}, notes

@@ -41,6 +41,8 @@ class TrainConfig:
         schedule: ``constant``, or ``cosine`` down to 0 at the last step.
         clip: Largest norm of the gradient; 0 does not clip.
         label_smoothing: Of the cross-entropy.
+        average: What a running mean of the weights keeps of itself a step, 0.99 say: that mean is what is evaluated and
+            kept. 0: the weights as they are.
         negatives: News not clicked, drawn for each click (recommend).
         seed: Seeds weights, order and dropout.
         evaluate_every: Steps between evaluations on dev; None: once an epoch.
@@ -69,6 +71,7 @@ class TrainConfig:
     schedule: str = "constant"
     clip: float = 1.0
     label_smoothing: float = 0.0
+    average: float = 0.0
     negatives: int = 4
     seed: int = 0
     evaluate_every: int | None = None
@@ -98,8 +101,9 @@ class TrainConfig:
         for name in ("lr", "distance_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing: got {self.label_smoothing}, expected a number from 0 to 1")
+        for name in ("label_smoothing", "average"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected a number from 0 to below 1")
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("schedule", self.schedule, SCHEDULES)
 

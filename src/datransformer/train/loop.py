@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from datransformer.data.batches import Batch, plan_batches
 from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
+from datransformer.train.average import EVERY, Average
 from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted, TrainingError
@@ -148,6 +149,7 @@ class Loop:
             lr=config.lr,
             weight_decay=config.weight_decay,
         )
+        self.average = Average(model, config.average)
         compiled: Any = torch.compile(model, dynamic=True) if config.compile else model
         self.model, self.optimizer = fabric.setup(compiled, self.rows)
         self.worker = worker_of(fabric)
@@ -172,7 +174,7 @@ class Loop:
         """Start afresh, or where the newest checkpoint was."""
         if not resume:
             return
-        saved, notes = load_checkpoint(self.folder / CHECKPOINTS, self.raw, self.rows)
+        saved, means, notes = load_checkpoint(self.folder / CHECKPOINTS, self.raw, self.rows)
         for note in notes:
             self.reporter.say(note)
         if saved is None:
@@ -183,6 +185,7 @@ class Loop:
                 raise InputError(f"{self.folder}: --resume with {now} processes, expected {before}, as the run began")
             self.dev = saved.pop("dev")
             self._losses = saved.pop("losses")
+            self.average.load(means, saved.pop("averaged", 0))
             self.state = State(**saved)
             self.reporter.say(f"going on from step {self.state.step:,}, epoch {self.state.epoch + 1}")
         if self.fabric.is_global_zero:
@@ -200,6 +203,9 @@ class Loop:
                 self._step(group)
                 state.step += 1
                 state.group += 1
+                if config.average and state.step % EVERY == 0:
+                    self.rows.flush()
+                    self.average.add()
                 last = state.group == len(groups)
                 end = (last and self._last_epoch()) or state.step == config.steps
                 if end or (last if config.evaluate_every is None else state.step % config.evaluate_every == 0):
@@ -384,9 +390,16 @@ class Loop:
         self._check_weights()
         self.model.eval()
         state = self.state
-        metrics = self.task.evaluate(self.raw, "dev", self.worker, self.reporter.stage)
-        value = metrics[self.metric]
+        with self.average.in_place():
+            metrics = self.task.evaluate(self.raw, "dev", self.worker, self.reporter.stage)
+            self._keep_if_best(metrics)
         self._append({"step": state.step, "epoch": state.epoch + 1, "dev": metrics})
+        shown = ", ".join(f"{name} {number:.4f}" for name, number in metrics.items() if name != "impressions")
+        self.reporter.say(f"step {state.step:,}, epoch {state.epoch + 1}: dev {shown}")
+
+    def _keep_if_best(self, metrics: dict[str, float]) -> None:
+        """Keep the weights that the model has now, if no others were as good on dev."""
+        state, value = self.state, metrics[self.metric]
         if state.best is None or self.sign * value > self.sign * state.best:
             state.best, state.best_step, state.stale = value, state.step, 0
             self.dev = metrics
@@ -396,8 +409,6 @@ class Loop:
             state.stale += 1
             if self.config.patience is not None and state.stale >= self.config.patience:
                 state.done = True
-        shown = ", ".join(f"{name} {number:.4f}" for name, number in metrics.items() if name != "impressions")
-        self.reporter.say(f"step {state.step:,}, epoch {state.epoch + 1}: dev {shown}")
 
     def _log(self) -> None:
         state = self.state
@@ -465,8 +476,9 @@ class Loop:
         self.save_best()
         if self.fabric.is_global_zero:
             processes = self.fabric.world_size
-            state = {**asdict(self.state), "dev": self.dev, "losses": self._losses, "processes": processes}
-            save_checkpoint(self.folder / CHECKPOINTS, self.raw, self.rows, state)
+            about = {"dev": self.dev, "losses": self._losses, "processes": processes, "averaged": self.average.count}
+            state = {**asdict(self.state), **about}
+            save_checkpoint(self.folder / CHECKPOINTS, self.raw, self.rows, state, self.average.means)
         self.fabric.barrier()
 
     def _check_weights(self) -> None:

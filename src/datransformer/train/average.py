@@ -1,0 +1,59 @@
+"""A running mean of the weights of a run, which is often better than where they are at any one step."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+EVERY = 25  # steps between two that count: whoever reads all weights pays for all rows of a table of word vectors
+
+
+class Average:
+    """A mean in which a step counts ``keep`` times as much as the one after it.
+
+    While there are few it is the plain mean of all.
+
+    Args:
+        model: Whose parameters are averaged, as far as they are trained.
+        keep: Below 1; the mean is over the last 1 / (1 − keep) steps or so.
+    """
+
+    def __init__(self, model: nn.Module, keep: float) -> None:
+        self._keep = keep**EVERY
+        self._weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.means: dict[str, Tensor] = {}
+        self.count = 0
+
+    @torch.no_grad()
+    def add(self) -> None:
+        """Count the weights as they are now."""
+        self.count += 1
+        if not self.means:
+            self.means = {name: weight.detach().clone() for name, weight in self._weights.items()}
+            return
+        share = max(1 - self._keep, 1 / self.count)
+        torch._foreach_lerp_(list(self.means.values()), list(self._weights.values()), share)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Let the model have the mean, if there is one, until the block ends."""
+        if not self.means:
+            yield
+            return
+        own = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        self._put(self.means)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    def load(self, means: Mapping[str, Tensor], count: int) -> None:
+        """Go on from ``means`` and ``count`` of another one of the same model."""
+        self.count = count
+        self.means = {name: means[name].to(weight.device) for name, weight in self._weights.items() if means}
+
+    @torch.no_grad()
+    def _put(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            self._weights[name].copy_(value)
