@@ -119,6 +119,22 @@ MANY_EPOCHS: dict[str, Settings] = {
 PAIRS: dict[str, Settings] = {"dropout 0.1, 10 epochs, batch 128, width 256, frozen": {
     "model.dropout": 0.1, "train.epochs": 10, "train.batch_size": 128, "model.width": 256, "model.freeze_vectors": True
 }}  # fmt: skip
+# The best epoch is not the last one, so that its weights have come from a rate that is still high.
+AVERAGED: dict[str, Settings] = {
+    "base": {},
+    "mean 0.99": {"train.average": 0.99},
+    "mean 0.995": {"train.average": 0.995},
+    "mean 0.99, smoothing 0.1": {"train.average": 0.99, "train.label_smoothing": 0.1},
+    "mean 0.99, dropout 0.3": {"train.average": 0.99, "model.dropout": 0.3},
+    "mean 0.99, 10 epochs": {"train.average": 0.99, "train.epochs": 10},
+    "mean 0.995, constant rate": {"train.average": 0.995, "train.schedule": "constant"},
+}
+AVERAGED_PAIRS = {
+    f"{trial}, {name}": {**pairs, **settings}
+    for name, pairs in PAIRS.items()
+    for trial, settings in AVERAGED.items()
+    if trial in ("base", "mean 0.99", "mean 0.995", "mean 0.99, smoothing 0.1")
+}
 BOTH = ("vanilla", "distance_aware")  # one that knows of distance and one that does not
 ROUNDS: dict[str, Round] = {
     "one by one": Round(ONE_BY_ONE, {"sst": 3, "ag": 1, "snli": 1}, BOTH),
@@ -130,6 +146,8 @@ ROUNDS: dict[str, Round] = {
     "frozen, pairs": Round(PAIRS, {"snli": 1}, BOTH),
     "frozen, ranking": Round(FROZEN, {"mind": 2}, BOTH),
     "many epochs": Round(MANY_EPOCHS, {"mind": 2}, BOTH),
+    "averaged": Round(AVERAGED, {"sst": 3, "sst_phrases": 1, "ag": 2, "amazon": 2}, BOTH),
+    "averaged, pairs": Round(AVERAGED_PAIRS, {"snli": 1}, BOTH),
 }
 
 
