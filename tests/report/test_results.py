@@ -444,3 +444,14 @@ def test_heads_that_stay_where_they_were_put_tell_nothing() -> None:
         assert "most are where they were put" in found.numbers
     for claim in ("one_near_head", "words_look_far"):
         assert judge(claim, with_heads("mind", {LEVEL: far, NEWS: far}, "distance_weight")).verdict == FAILED
+
+
+def test_where_a_linear_model_is_better_the_page_says_so_at_the_top() -> None:
+    parts = [
+        merge(make_results(GOOD, study), Results([make_record(study, LINEAR, 0, score)]))
+        for study, score in (("ag", 0.5), ("sst", 0.85), ("amazon", 0.95))
+    ]
+    page = results_page(merge(*parts))
+    told = "all on 1 (AG); some on 1 (SST); none on 1 (Amazon)."
+    assert f"- Of the paper's methods ahead of TF-IDF, logistic regression, which is not in the paper: {told}" in page
+    assert "ahead of TF-IDF" not in results_page(make_results(GOOD))

@@ -147,10 +147,28 @@ def _in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts:
     ]
     counts = [f"{sum(one.verdict == kind for one in verdicts)} {kind}" for kind in (HELD, FAILED, UNTESTED)]
     lines.append(f"- Of {len(verdicts)} claims of the paper: {', '.join(counts)}.")
+    lines += _against_linear(results)
     if results.beyond is not None:
         lines.append(f"- Of what was tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
     lines += [f"- {_provenance(results)}", ""]
     return lines
+
+
+def _against_linear(results: Results) -> list[str]:
+    """On which data all, some or none of the paper's methods are ahead of a linear model."""
+    places: dict[str, list[str]] = {"all": [], "some": [], "none": []}
+    for study in results.studies:
+        column = columns_of(STUDIES[study])[0]
+        linear = results.mean(study, LINEAR, column.name)
+        means = [mean for name in METHODS if (mean := results.mean(study, name, column.name)) is not None]
+        if linear is None or not means:
+            continue
+        ahead = [(mean > linear) == column.higher_is_better for mean in means]
+        places["all" if all(ahead) else "some" if any(ahead) else "none"].append(STUDIES[study].title)
+    if not any(places.values()):
+        return []
+    told = "; ".join(f"{many} on {len(titles)} ({'; '.join(titles)})" for many, titles in places.items() if titles)
+    return [f"- Of the paper's methods ahead of {VARIANTS[LINEAR].label}, which is not in the paper: {told}."]
 
 
 def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> str:
