@@ -41,6 +41,18 @@ def test_a_tenth_is_held_out_and_the_vocabulary_is_of_the_training_rows(tmp_path
     assert data.labels.classes == ("a", "b")
 
 
+def test_words_of_held_out_rows_come_behind_those_of_training_if_asked_for(tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "train.csv", ROWS), write(tmp_path / "dev.csv", [("new new word1 newer", "a")])
+    test = write(tmp_path / "test.csv", [("newest", "b")])
+    plain = prepared(RowSplits(train, dev, test), tmp_path / "cache").tokenizer.words
+    words = prepared(RowSplits(train, dev, test), tmp_path / "cache", held_out_words=True).tokenizer.words
+    assert words == [*plain, "new", "newer", "newest"]
+    drawn = prepared(RowSplits(train), tmp_path / "cache", held_out_words=True)
+    held_out = [f"word{row - 1}" for row in drawn.splits["dev"].rows]
+    assert drawn.tokenizer.words[-4:] == sorted(held_out)
+    assert len(drawn.tokenizer.words) == 3 + 41
+
+
 def test_another_seed_holds_out_other_rows(tmp_path: Path) -> None:
     train = write(tmp_path / "train.csv", ROWS)
     first, again, other = (
@@ -208,7 +220,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     )
     assert stages == {
         "reading t.csv": (40, None),
-        "counting words": (36, 36),
+        "counting words of train": (36, 36),
         "encoding train": (36, 36),
         "encoding dev": (4, 4),
     }

@@ -25,6 +25,8 @@ class DataConfig:
         vocabulary: How many words are kept at most, the most frequent ones.
         min_count: Words that occur less often in training are unknown.
         vectors: A file of word vectors, or None to start from random ones.
+        held_out_words: Whether words that dev and test have and training has not are in the vocabulary too, each with
+            its vector of ``vectors``; one without a vector is unknown all the same.
         max_length: Tokens of a text; what lies behind is cut off and counted.
         max_sentences: Sentences of a document, likewise.
         max_sentence_length: Tokens of a sentence; a longer one goes on as the next sentence.
@@ -44,6 +46,7 @@ class DataConfig:
     vocabulary: int = 100_000
     min_count: int = 1
     vectors: str | None = None
+    held_out_words: bool = False
     max_length: int = 256
     max_sentences: int = 40
     max_sentence_length: int = 50

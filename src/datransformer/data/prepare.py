@@ -195,29 +195,31 @@ def _build(
     }
     labels, codes = _find_labels(parsed["train"], splits.train.name, rating, config)
     members = _split(codes, splits, config, notes)
-    total = int((members == 0).sum())
+    names = ["train", "dev", "test"] if "test" in parsed or (members == 2).any() else ["train", "dev"]
+    own = {name for name in names if name in parsed and name != "train"}  # splits with a file of their own
+
+    def rows_of(name: str, stage: str) -> Iterator[pa.RecordBatch]:
+        number = names.index(name)
+        rows = _batches(parsed[name]) if name in own else _members(parsed["train"], members, number)
+        return _watched(rows, stage, None if name in own else int((members == number).sum()), progress)
 
     tokenizer: TextTokenizer
     if config.tokenizer == "words":
-        texts = (
-            batch[name]
-            for batch in _watched(_members(parsed["train"], members, 0), "counting words", total, progress)
-            for name in ("text", "text_pair")
-            if name in batch.schema.names
+        counts = {
+            name: count_words(_texts(rows_of(name, f"counting words of {name}")))
+            for name in (names if config.held_out_words else names[:1])
+        }
+        tokenizer = WordTokenizer.from_counts(
+            counts.pop("train"), *counts.values(), limit=config.vocabulary, min_count=config.min_count
         )
-        counts = count_words(texts)
-        tokenizer = WordTokenizer.from_counts(counts, limit=config.vocabulary, min_count=config.min_count)
     else:
         tokenizer = load_tokenizer(Path(config.tokenizer))
     tokenizer.save(folder / "tokenizer.json")
 
-    names = ["train", "dev", "test"] if "test" in parsed or (members == 2).any() else ["train", "dev"]
-    for number, name in enumerate(names):
-        own = name in parsed
-        rows = _batches(parsed[name]) if own and number else _members(parsed["train"], members, number)
+    for name in names:
         batches = encode_rows(
-            _watched(rows, f"encoding {name}", None if own and number else int((members == number).sum()), progress),
-            source=getattr(splits, name).name if own else splits.train.name,
+            rows_of(name, f"encoding {name}"),
+            source=getattr(splits, name).name if name in own else splits.train.name,
             shape=shape,
             tokenizer=tokenizer,
             labels=labels,
@@ -263,6 +265,11 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)
+
+
+def _texts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Array]:
+    """The columns of text."""
+    return (batch[name] for batch in batches for name in ("text", "text_pair") if name in batch.schema.names)
 
 
 def _members(path: Path, members: npt.NDArray[np.int8], wanted: int) -> Iterator[pa.RecordBatch]:

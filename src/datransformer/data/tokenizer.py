@@ -88,10 +88,16 @@ class WordTokenizer:
         self._lookup = pa.array([word.encode() for word in words], pa.binary())
 
     @classmethod
-    def from_counts(cls, counts: Counter[str], *, limit: int, min_count: int) -> "WordTokenizer":
-        """Keep the ``limit`` most frequent words that occur at least ``min_count`` times; ties go by alphabet."""
-        kept = [word for word, count in counts.items() if count >= min_count]
-        return cls(sorted(kept, key=lambda word: (-counts[word], word))[:limit])
+    def from_counts(cls, counts: Counter[str], *held_out: Counter[str], limit: int, min_count: int) -> "WordTokenizer":
+        """Keep the ``limit`` most frequent words that occur at least ``min_count`` times; ties go by alphabet.
+
+        Words of ``held_out`` that ``counts`` does not have come behind them, as far as there is room.
+        """
+        kept = Counter({word: count for word, count in counts.items() if count >= min_count})
+        further = sum(held_out, Counter[str]())
+        further = Counter({word: count for word, count in further.items() if word not in counts})
+        ranked = [sorted(part, key=lambda word: (-part[word], word)) for part in (kept, further)]
+        return cls([*ranked[0], *ranked[1]][:limit])
 
     @property
     def size(self) -> int:
