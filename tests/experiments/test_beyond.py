@@ -63,8 +63,12 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     monkeypatch.setattr(beyond, "SEEDS", {"sst": 2})
     monkeypatch.setattr(beyond, "MORE", {"log": {"sst": range(3)}, beyond.PLAIN: {"sst": range(5, 5)}})
     out = tmp_path / "out"
+    one = beyond.plan_options(sst, out, "cpu", ["rate"], ["sst"])
+    assert [(option, planned.seed) for option, planned in one] == [("rate", 0), ("rate", 1)]
+    assert beyond.plan_options(sst, out, "cpu", studies=["ag"]) == []
     path = beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False))
     first = json.loads(path.read_text())
+    assert all(len(level["distance_weight"]) == 2 for row in first["rows"] for level in row["distances"].values())
     assert [(row["option"], row["seed"]) for row in first["rows"]] == [
         *((option, seed) for seed in (0, 1) for option in options), ("log", 2)
     ]  # fmt: skip

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from datransformer.experiments.beyond import FROM_ZERO
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.report.reasons import reasons
@@ -63,6 +64,19 @@ def test_how_far_heads_go() -> None:
     assert "| AG, words | 1,234 | 0.550 (most 1.000) | 0.250 (most 0.250) | 1.0 of 2 |" in reasons(
         make_results("ag", {OURS: 0.9}, distances=distances)
     )
+
+
+def test_where_heads_go_from_zero() -> None:
+    rows = [
+        {
+            "study": "ag", "option": FROM_ZERO, "seed": seed, "dev": {},
+            "distances": {LEVEL: {"distance_weight": [low, 0.5, 0.1], "distance_shift": [-1.0, 3.0, 0.0]}},
+        }
+        for seed, low in enumerate((-0.4, 0.2))
+    ]  # fmt: skip
+    rows.append({"study": "sst", "option": FROM_ZERO, "seed": 0, "dev": {}})  # of before they were kept
+    lines = reasons(Results([], beyond={"note": "", "rows": rows}))
+    assert lines[-1] == "| AG, words | 2 | 0.5 ± 0.7 of 3 | -0.15, +0.50 | 1.0 ± 0.0 of 3 | -1.00, +3.00 |"
 
 
 def test_who_is_sharp() -> None:

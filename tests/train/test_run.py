@@ -362,7 +362,7 @@ def test_a_word_that_training_does_not_have_keeps_its_vector_if_asked_for(bench:
     path.write_text("good 1 2 3\nfilm 0 1 0\nnew 4 5 6\n")
     train = bench.csv("t.csv", [("good film odd", "a"), ("bad film", "b")] * 5)
     dev = bench.csv("d.csv", [("good new thing", "a"), ("bad other film", "b")])
-    files = {"files_train": (train,), "files_dev": dev, "data_vectors": str(path)}
+    files: dict[str, Any] = {"files_train": (train,), "files_dev": dev, "data_vectors": str(path)}
     result = bench.fit(bench.config(**files, data_held_out_words=True))
     assert result["unknown_words"] == {"dev": round(2 / 6, 4)}  # thing, other
     run = load_run(bench.folder / "run")

@@ -5,7 +5,7 @@ What is to win, how far w and v go, who is sharp, and whether it matters on whic
 
 import numpy as np
 
-from datransformer.experiments.beyond import SIGNED
+from datransformer.experiments.beyond import FROM_ZERO, SIGNED
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.studies import CONTROL, STUDIES, VARIANTS
@@ -14,7 +14,7 @@ from datransformer.report.records import Results
 from datransformer.report.searched import Rows, difference_to_plain
 from datransformer.report.statistics import SIGNIFICANT, Floats, ranked, welch_t_test
 from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
-from datransformer.report.verdicts import changed_sides, level_name
+from datransformer.report.verdicts import changed_sides, level_name, shown_count
 
 EXPONENT = "mapping_exponent"
 # Whose heads are held against those of attention without positions.
@@ -25,7 +25,7 @@ SIDED = ("rpr", "xl", "adapted")
 
 def reasons(results: Results) -> list[str]:
     """The lines of the section; none where there is nothing to tell."""
-    return [*_to_win(results), *_moved(results), *_sharp(results), *_sides(results)]
+    return [*_to_win(results), *_moved(results), *_from_zero(results), *_sharp(results), *_sides(results)]
 
 
 def _to_win(results: Results) -> list[str]:
@@ -89,6 +89,47 @@ def _moved(results: Results) -> list[str]:
         "",
         *markdown(["data", "steps", "w", "v", "heads that change sides"], rows),
     ]
+
+
+def _from_zero(results: Results) -> list[str]:
+    """Which way w and v go where their start does not decide."""
+    tried: Rows = [] if results.beyond is None else results.beyond["rows"]
+    tried = [row for row in tried if row["option"] == FROM_ZERO and "distances" in row]
+    rows = []
+    for study in STUDIES:
+        runs = [row["distances"] for row in tried if row["study"] == study]
+        for level in runs[0] if runs else ():
+            weights, shifts = (
+                np.array([run[level][name] for run in runs]) for name in ("distance_weight", "distance_shift")
+            )
+            rows.append(
+                [
+                    f"{STUDIES[study].title}, {escaped(level_name(level))}",
+                    str(len(runs)),
+                    shown_count(weights),
+                    _range(weights),
+                    shown_count(shifts),
+                    _range(shifts),
+                ]
+            )
+    if not rows:
+        return []
+    return [
+        "",
+        "### Where do w and v go by themselves?",
+        "",
+        "With w = 0 and v = 0 in every head at first and ten times the rate for both, no head starts on a side: where "
+        "w ends was learned. How many heads end below 0, the mean ± standard deviation over runs, and the lowest and "
+        "highest values, averaged over runs. The paper: on AG half of the heads have w < 0 and most v < 0; on MIND "
+        "more words' heads have w > 0 than not, one head of the news level alone has w < 0, and no v is below 0.",
+        "",
+        *markdown(["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to"], rows),
+    ]
+
+
+def _range(values: Floats) -> str:
+    """The lowest and the highest of [runs, heads], averaged over runs."""
+    return f"{values.min(axis=1).mean():+.2f}, {values.max(axis=1).mean():+.2f}"
 
 
 def _sharp(results: Results) -> list[str]:

@@ -21,6 +21,7 @@ from datransformer.train.tasks import CLASS_METRICS, RATING_METRICS
 SEARCH, BEYOND = "search.json", "beyond.json"  # beside the folders of the studies, where there are any
 PER_MILLE = 1000  # the unit in which a record keeps what each item came to
 ABOUT = {"study": str, "variant": str, "seed": int, "failed?": str}
+DISTANCES = {str: {"distance_weight": [float], "distance_shift": [float]}}  # w and v by level
 FINISHED = {
     "metrics": {"dev": dict, "test?": dict},
     "examples": {str: int},
@@ -29,7 +30,7 @@ FINISHED = {
     "wall_seconds": float,
     "steps?": int,
     "settings?": {"model?": {"attention_options?": dict}},
-    "distances?": {str: {"distance_weight": [float], "distance_shift": [float]}},
+    "distances?": DISTANCES,
     "heads?": {str: {"entropy": [float], "keys": [float], "distance": [float]}},
     "items?": {str: [float]},
     "maps?": {"tokens": [str], "levels": {str: [[[float]]]}},
@@ -50,6 +51,7 @@ GONE_BEYOND = {
             "dev?": dict,
             "test?": dict,
             "entropy?": float,
+            "distances?": DISTANCES,
             "commit?": str,
             "device?": str,
         }
