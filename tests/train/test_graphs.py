@@ -225,7 +225,7 @@ def test_the_first_step_of_a_shape_is_as_those_from_its_graph() -> None:
     """A run that goes on from a checkpoint meets its shapes for the first time again."""
     torch.manual_seed(0)
     model = build_model("sentence", 9, 3, ModelConfig(heads=2, head_dim=6, embed_dim=12, dropout=0.5)).cuda().train()
-    optimizer = torch.optim.AdamW(in_groups(model, 1.0), lr=0.0, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(in_groups(model), lr=0.0, weight_decay=0.0)
 
     packed = pack(Batch(BATCHES["sentence"], torch.tensor([0, 1]), np.array([1, 2]), 5), 2)
     with own_stream():
@@ -241,7 +241,7 @@ def new_step(*, width: int = 12, freeze: bool = False, **options: Any) -> tuple[
     torch.manual_seed(0)
     config = ModelConfig(heads=2, head_dim=6, embed_dim=width, dropout=0.0, freeze_vectors=freeze)
     model = build_model("sentence", 9, 3, config).train()
-    optimizer = torch.optim.AdamW(in_groups(model, 1.0), weight_decay=options.pop("weight_decay", 0.0))
+    optimizer = torch.optim.AdamW(in_groups(model), weight_decay=options.pop("weight_decay", 0.0))
     autocast = options.pop("autocast", contextlib.nullcontext)
     step = GraphedStep(model, optimizer, cross_entropies, autocast, options.pop("clip", 0.0))
     assert not options
@@ -314,7 +314,7 @@ def test_rounding_all_parameters_at_once_changes_nothing(attention: str, task: s
         torch.manual_seed(0)
         config = ModelConfig(attention=attention, layers=2, heads=2, head_dim=6, embed_dim=12, width=14, pair="siamese")
         model = build_model(task, 9, 3, config)
-        optimizer = torch.optim.AdamW(in_groups(model, 1.0))
+        optimizer = torch.optim.AdamW(in_groups(model))
         step = GraphedStep(model, optimizer, cross_entropies, lambda: torch.autocast("cpu", torch.bfloat16), 1.0)
         assert len(step._halves) > 10
         if not at_once:
@@ -407,7 +407,7 @@ def test_a_mixer_may_have_its_own_ways(
     def autocast() -> torch.autocast:
         return torch.autocast("cpu", torch.bfloat16, enabled=mixed)
 
-    step = GraphedStep(model, torch.optim.AdamW(in_groups(model, 1.0)), cross_entropies, autocast, 0.0)
+    step = GraphedStep(model, torch.optim.AdamW(in_groups(model)), cross_entropies, autocast, 0.0)
     step._start_averages()
     packed = pack(batch, 3)
     assert any(name == "tokens.tokens" for name, *_ in packed.layout)

@@ -37,7 +37,18 @@ FINISHED = {
 }
 SEARCHED = {
     "note": str,
-    "trials": [{"round": str, "study": str, "variant": str, "settings": dict, "seed": int, "dev": dict}],
+    "trials": [
+        {
+            "round": str,
+            "study": str,
+            "variant": str,
+            "settings": dict,
+            "seed": int,
+            "dev": dict,
+            "commit?": str,
+            "device?": str,
+        }
+    ],
     "chosen": dict,
 }
 CALLED = {"calls": [{"runs": int, "seconds": float}]}

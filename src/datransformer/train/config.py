@@ -36,6 +36,7 @@ class TrainConfig:
         accumulate: Batches that make up one optimiser step.
         lr: Learning rate.
         distance_rate: Learning rate of the w and v of distance-aware attention, as a multiple of ``lr``.
+        vector_rate: Learning rate of the word vectors, likewise; ``model.freeze_vectors`` keeps them as they are.
         weight_decay: Decoupled weight decay.
         warmup: Steps in which the rate rises from 0.
         schedule: ``constant``, or ``cosine`` down to 0 at the last step.
@@ -66,6 +67,7 @@ class TrainConfig:
     accumulate: int = 1
     lr: float = 1e-3
     distance_rate: float = 1.0
+    vector_rate: float = 1.0
     weight_decay: float = 0.0
     warmup: int = 0
     schedule: str = "constant"
@@ -98,7 +100,7 @@ class TrainConfig:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected 0 or more")
         if self.seed >= 2**63:
             raise ValueError(f"seed: got {self.seed}, expected a number below 2**63")
-        for name in ("lr", "distance_rate"):
+        for name in ("lr", "distance_rate", "vector_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
         for name in ("label_smoothing", "average"):

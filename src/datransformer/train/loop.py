@@ -144,7 +144,7 @@ class Loop:
         self.metric = task.metric
         self.sign = -1 if self.metric in LOWER_IS_BETTER else 1
         self.rows = RowAdamW(
-            in_groups(model, config.distance_rate),
+            in_groups(model, distance_rate=config.distance_rate, vector_rate=config.vector_rate),
             self._waiting_tables(),
             lr=config.lr,
             weight_decay=config.weight_decay,
@@ -241,7 +241,8 @@ class Loop:
         """The tables of word vectors whose rows wait until they are read: where that is quicker, and nowhere else."""
         config, fabric = self.config, self.fabric
         alone = fabric.device.type == "cpu" and fabric.world_size == 1 and not config.compile
-        if not alone or config.precision == "64-true" or reason_against(config.lr, config.weight_decay):
+        rate = config.lr * config.vector_rate
+        if not alone or config.precision == "64-true" or reason_against(rate, config.weight_decay):
             return []
         tokens = float(np.mean(self.task.train.sizes)) * config.batch_size * config.accumulate
         least = max(LEAST_ROWS, ROWS_PER_TOKEN * tokens)

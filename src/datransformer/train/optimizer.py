@@ -44,6 +44,7 @@ STRONGEST_DECAY = 0.1  # lr λ: with much more, W would leave the range of numbe
 AVERAGE, SQUARE = "exp_avg", "exp_avg_sq"  # m and v, as torch's AdamW names them
 FACTOR = "factor"  # of a group: what the learning rate is multiplied by for it
 DISTANCES = ("distance_weight", "distance_shift")  # how the w and v of a layer are called
+VECTORS = "embedding.weight"  # how the word vectors of a model are called
 LAST, HISTORY = "last", "history"  # what a state has beside a dense AdamW's while rows are behind
 
 Array = npt.NDArray[np.float64]
@@ -463,11 +464,12 @@ def reason_against(rate: float, weight_decay: float) -> str | None:
     return None
 
 
-def in_groups(model: nn.Module, distance_rate: float) -> list[dict[str, Any]]:
-    """All parameters of a model, the w and v of its heads apart: each group with its multiple of the learning rate."""
+def in_groups(model: nn.Module, *, distance_rate: float = 1.0, vector_rate: float = 1.0) -> list[dict[str, Any]]:
+    """All parameters of a model, w and v of its heads and its word vectors apart: groups with multiples of the rate."""
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        factor = distance_rate if name.rpartition(".")[2].startswith(DISTANCES) else 1.0
+        of_words = name.endswith(VECTORS)
+        factor = distance_rate if name.rpartition(".")[2].startswith(DISTANCES) else vector_rate if of_words else 1.0
         groups.setdefault(factor, []).append(parameter)
     return [{"params": parameters, FACTOR: factor} for factor, parameters in groups.items()]
 
