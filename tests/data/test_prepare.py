@@ -2,7 +2,9 @@ import csv
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,16 +43,27 @@ def test_a_tenth_is_held_out_and_the_vocabulary_is_of_the_training_rows(tmp_path
     assert data.labels.classes == ("a", "b")
 
 
-def test_words_of_held_out_rows_come_behind_those_of_training_if_asked_for(tmp_path: Path) -> None:
-    train, dev = write(tmp_path / "train.csv", ROWS), write(tmp_path / "dev.csv", [("new new word1 newer", "a")])
-    test = write(tmp_path / "test.csv", [("newest", "b")])
-    plain = prepared(RowSplits(train, dev, test), tmp_path / "cache").tokenizer.words
-    words = prepared(RowSplits(train, dev, test), tmp_path / "cache", held_out_words=True).tokenizer.words
-    assert words == [*plain, "new", "newer", "newest"]
-    drawn = prepared(RowSplits(train), tmp_path / "cache", held_out_words=True)
-    held_out = [f"word{row - 1}" for row in drawn.splits["dev"].rows]
-    assert drawn.tokenizer.words[-4:] == sorted(held_out)
-    assert len(drawn.tokenizer.words) == 3 + 41
+def test_words_of_the_vectors_come_behind_those_of_training_whatever_held_out_rows_have(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("newer 1\nword1 2\nnew 3\n")
+    options: dict[str, Any] = {"vectors": str(path), "vector_words": True}
+    train, cache = write(tmp_path / "train.csv", ROWS), tmp_path / "cache"
+    plain = prepared(RowSplits(train, train), cache)
+    for number, text in enumerate(("new newest", "word1")):
+        dev = write(tmp_path / f"dev{number}.csv", [(text, "a")])
+        data = prepared(RowSplits(train, dev), cache, **options)
+        assert data.tokenizer.words == [*plain.tokenizer.words, "newer", "new"]
+    path.write_text("newest 1\nnew 3\n")
+    assert prepared(RowSplits(train, dev), cache, **options).tokenizer.words[-2:] == ["newest", "new"]
+    path.write_text("newest\n")
+    with pytest.raises(InputError, match=r"vectors\.txt: line 1 has no vector"):
+        prepared(RowSplits(train, dev), cache, **options)
+
+
+def test_the_name_in_the_cache_is_of_what_decides_and_nothing_else(tmp_path: Path) -> None:
+    """Runs that were stopped before an option was there go on, and vectors alone change no token."""
+    found = prepare.settings_key(DataConfig(vectors="any.txt"))
+    assert set(found) == {field.name for field in fields(DataConfig)} - {"vectors", "vector_words"}
 
 
 def test_another_seed_holds_out_other_rows(tmp_path: Path) -> None:
@@ -220,7 +233,7 @@ def test_progress_is_told(tmp_path: Path) -> None:
     )
     assert stages == {
         "reading t.csv": (40, None),
-        "counting words of train": (36, 36),
+        "counting words": (36, 36),
         "encoding train": (36, 36),
         "encoding dev": (4, 4),
     }

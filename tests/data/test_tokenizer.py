@@ -81,10 +81,15 @@ def test_the_vocabulary_is_by_frequency_then_alphabet() -> None:
     assert counts == Counter({"b": 3, "a": 2, "c": 1, "d": 1, ",": 1})
     assert WordTokenizer.from_counts(counts, limit=4, min_count=1).words == [*SPECIAL, "b", "a", ",", "c"]
     assert WordTokenizer.from_counts(counts, limit=9, min_count=2).words == [*SPECIAL, "b", "a"]
-    held_out = Counter("c" * 9 + "x"), Counter("yyx")  # c is of training, where it is too rare
-    words = WordTokenizer.from_counts(counts, *held_out, limit=9, min_count=2).words
-    assert words == [*SPECIAL, "b", "a", "x", "y"]
-    assert WordTokenizer.from_counts(counts, *held_out, limit=3, min_count=2).words == words[:6]
+
+
+def test_further_words_come_behind_in_their_order_if_a_text_can_have_them() -> None:
+    counts = count_words([pa.array(["b a b", "a, b c d"])])
+    further = ["the", "b", "c", "New", "new york", "a-b", "", " ", "it's", "n't", "…", "naïve", "the"]
+    words = WordTokenizer.from_counts(counts, further, limit=9, min_count=2).words
+    assert words == [*SPECIAL, "b", "a", "the", "c", "n't", "naïve"]
+    assert WordTokenizer.from_counts(counts, further, limit=3, min_count=2).words == words[:6]
+    assert WordTokenizer.from_counts(counts, further, limit=2, min_count=1).words == words[:5]
 
 
 def test_unknown_words_get_the_id_of_unknown() -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from datransformer.data import vectors
 from datransformer.data.errors import BadRows, InputError
-from datransformer.data.vectors import WordVectors, read_vectors, write_vectors
+from datransformer.data.vectors import WordVectors, files_of_vectors, read_vectors, read_words, write_vectors
 
 WORDS = ["cat", "unseen", ". . .", "naïve"]
 TEXT = "the 9 8 7\n, 0 0 0\ncat 0.5 -1 2e-1\n. . . 1 2 3\nnaïve 4 5 6\ncat 7 7 7\n"
@@ -66,6 +66,8 @@ def test_text_forms(tmp_path: Path, name: str, content: bytes, chunk: int, monke
     check(read_vectors(path, WORDS, BadRows(), progress=lambda done, total: seen.append((done, total))))
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] > 0
+    assert read_words(path, BadRows()) == ["the", ",", "cat", ". . .", "naïve"]
+    assert files_of_vectors(path) == [path]
 
 
 def test_first_line_with_a_word_of_numbers_and_spaces(tmp_path: Path) -> None:
@@ -82,6 +84,8 @@ def test_npy(tmp_path: Path, dtype: type[np.floating]) -> None:
     read = read_vectors(tmp_path / "vectors.npy", WORDS, BadRows())
     torch.testing.assert_close(read.rows, ROWS, atol=1e-4, rtol=0)
     assert torch.equal(read.found, FOUND)
+    assert read_words(tmp_path / "vectors.npy", BadRows()) == ["the", "cat", ". . .", "naïve"]
+    assert files_of_vectors(tmp_path / "vectors.npy") == [tmp_path / "vectors.npy", tmp_path / "words.txt"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -100,6 +104,16 @@ def test_safetensors(tmp_path: Path, dtype: torch.dtype, beside: bool) -> None:
     torch.testing.assert_close(read.rows, ROWS, atol=1e-4, rtol=0)
     assert torch.equal(read.found, FOUND)
     assert seen == [(path.stat().st_size, path.stat().st_size)]
+    assert read_words(path, BadRows()) == words
+    assert files_of_vectors(path) == [path, *([tmp_path / "v.words.txt"] if beside else [])]
+
+
+def test_bad_lines_have_no_word_that_could_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "glove.txt"
+    path.write_bytes(b"the 9 8 7\ndog 1 2\nc\xe9t 1 2 3\ncat 0.5 0.5 0.5\n")
+    with pytest.raises(InputError, match=r"glove.txt, row 2, column 'vector': the wrong number of values"):
+        read_words(path, BadRows())
+    assert read_words(path, BadRows(skip=True)) == ["the", "cat"]
 
 
 def words_of_a_file() -> st.SearchStrategy[list[str]]:
@@ -287,6 +301,10 @@ def write_short(path: Path) -> None:
         (lambda path: save_file({"vectors": torch.ones(1, 2)}, path), "v.words.txt: no such file"),
         (lambda path: save_file({"vectors": torch.ones(1, 2)}, path, {"words": "cat"}), "not a JSON list of strings"),
         (lambda path: save_file({"vectors": torch.ones(1, 2)}, path, {"words": "[1]"}), "not a JSON list of strings"),
+        (
+            lambda path: save_file({"vectors": torch.ones(1, 2)}, path, {"words": '["\\ud800"]'}),
+            "not a JSON list of strings",
+        ),
         (lambda path: save_file({"vectors": torch.ones(1, 2)}, path, {"words": '["a", "b"]'}), "1 rows and 2 words"),
         (
             lambda path: save_file({"vectors": torch.ones(1, 2).bfloat16()}, path, {"words": '["a"]'}),

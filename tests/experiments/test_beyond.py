@@ -1,10 +1,12 @@
 """What goes beyond the paper: other distances against plain arithmetic, and options that never see the test set."""
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from datransformer.experiments import beyond
 from datransformer.experiments.beyond import LogDistance, SignedDistance
@@ -79,6 +81,10 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     assert sorted(row["entropy"] for row in first["rows"]) == pytest.approx(sorted(means), abs=1e-4)
     assert beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False)) == path
     assert json.loads(path.read_text()) == first
+    console = Console(file=io.StringIO(), width=200)
+    nothing = beyond.go_beyond(sst, tmp_path / "new", options=[beyond.PLAIN], device="cpu", reporter=Reporter(console))
+    assert json.loads(nothing.read_text())["rows"] == []
+    assert "nothing to run" in console.file.getvalue()  # type: ignore[attr-defined]
     assert [line.split(" | ")[0] for line in beyond_the_paper(Results({}), first)[-2:]] == ["| log", "| rate"]
 
 
@@ -92,6 +98,9 @@ def test_plain_runs_have_seeds_that_the_reproduction_has_not(
     seeds = {option: [planned.seed for name, planned in every if name == option] for option in beyond.OPTIONS}
     assert seeds[beyond.SIGNED] == list(range(15))
     assert all(seeds[option] == list(range(5)) for option in beyond.OPTIONS if option != beyond.SIGNED)
+    folders = {option: {planned.folder for name, planned in every if name == option} for option in seeds}
+    assert all(len(own) == 1 for own in folders.values())
+    assert len(set.union(*folders.values())) == len(folders)  # whatever is added before or behind them
     plain = [planned for name, planned in every if name == beyond.PLAIN]
     assert [planned.seed for planned in plain] == list(range(5, 15))
     assert all(planned.config.model.attention == "distance_aware" for planned in plain)

@@ -194,6 +194,30 @@ def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
         (folder / name).write_text(json.dumps(good[name]))
 
 
+def test_rows_beyond_the_paper_have_as_many_heads_as_others_of_their_option(tmp_path: Path) -> None:
+    folder = write(tmp_path, make_record())
+
+    def put(*distances: dict[str, dict[str, list[float]]], option: str = "b") -> None:
+        rows = [
+            {"study": "ag", "option": option if seed else "b", "seed": seed, "dev": {"accuracy": 0.5}, "distances": one}
+            for seed, one in enumerate(distances)
+        ]
+        (folder / "beyond.json").write_text(json.dumps({"note": "", "rows": rows}))
+
+    two, three = ({"distance_weight": [0.5] * count, "distance_shift": [0.5] * count} for count in (2, 3))
+    put({"text": two}, {"text": three}, option="two layers")
+    read_results(folder)
+    for distances, message in (
+        (({"text": two}, {"text": three}), r"rows\[1\]\.distances: expected as many heads as 'b' has elsewhere"),
+        (({"text": two}, {"news": two}), r"rows\[1\]\.distances: expected as many heads as 'b' has elsewhere"),
+        (({"text": {**two, "distance_shift": [0.5]}},), r"rows\[0\]\.distances\.text: got lists of 1, 2"),
+        (({"text": {"distance_weight": [], "distance_shift": []}},), r"rows\[0\]\.distances\.text: got lists of 0"),
+    ):
+        put(*distances)
+        with pytest.raises(InputError, match=message):
+            read_results(folder)
+
+
 def test_forms() -> None:
     check_form("x", {"a": [1, 2.5], "c": {"k": ""}}, {"a": [float], "b?": int, "c": {str: str}})
     for value, message in (

@@ -1,5 +1,7 @@
 """A running mean of weights: by hand, as what a run evaluates and keeps, and over a stop."""
 
+import itertools
+import operator
 import signal
 from typing import TYPE_CHECKING
 
@@ -14,21 +16,36 @@ from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tests.train.conftest import Bench
 
 
 def test_by_hand() -> None:
     model = nn.Linear(1, 1, bias=False)
-    mean = Average(model, 0.5 ** (1 / EVERY))  # half of the mean goes from one that counts to the next
-    found = []
-    for weight in (8.0, 4.0, 0.0, 1.0):
+    keep = 0.8
+    mean = Average(model, keep)
+    weights = {3: 8.0, 4: 4.0, 9: 0.0, 11: 1.0}  # by the step after which they are looked at
+    seen: list[float] = []  # of every step, what stands for it
+    for step, weight in weights.items():
         nn.init.constant_(model.weight, weight)
-        mean.add()
-        found.append(mean.means["weight"].item())
-    assert found == pytest.approx([8.0, 6.0, 3.0, 2.0])
+        mean.add(step)
+        seen += [weight] * (step - len(seen))
+        counts = [keep ** (step - one) for one in range(1, step + 1)]
+        expected = sum(map(operator.mul, counts, seen)) / sum(counts)
+        assert mean.means["weight"].item() == pytest.approx(expected)
     with mean.in_place():
-        assert model.weight.item() == pytest.approx(2.0)
+        assert model.weight.item() == pytest.approx(expected)
     assert model.weight.item() == 1.0
+
+
+def test_when_it_is_due() -> None:
+    mean = Average(nn.Linear(1, 1), 0.9)
+    assert [step for step in range(1, 3 * EVERY) if mean.is_due(step)] == [EVERY, 2 * EVERY]
+    assert mean.is_due(7, at_once=True)
+    mean.add(7)
+    assert not mean.is_due(7, at_once=True)
+    assert not Average(nn.Linear(1, 1), 0.0).is_due(EVERY, at_once=True)
 
 
 def test_without_any_there_is_nothing_to_put_in_place_and_what_is_frozen_stays_out() -> None:
@@ -38,14 +55,14 @@ def test_without_any_there_is_nothing_to_put_in_place_and_what_is_frozen_stays_o
     before = [parameter.clone() for parameter in model.parameters()]
     with mean.in_place():
         assert all(map(torch.equal, model.parameters(), before))
-    mean.add()
+    mean.add(1)
     assert set(mean.means) == {"1.weight", "1.bias"}
 
 
 def test_weights_come_back_after_an_error() -> None:
     model = nn.Linear(1, 1)
     mean = Average(model, 0.9)
-    mean.add()
+    mean.add(1)
     nn.init.constant_(model.weight, 5.0)
     with pytest.raises(KeyError), mean.in_place():
         raise KeyError
@@ -55,8 +72,7 @@ def test_weights_come_back_after_an_error() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> int:
     """Every second step counts."""
-    for module in (average, loop):
-        monkeypatch.setattr(module, "EVERY", 2)
+    monkeypatch.setattr(average, "EVERY", 2)
     return 2
 
 
@@ -68,8 +84,8 @@ def test_a_run_keeps_the_mean(bench: "Bench", often: int, waits: bool, monkeypat
     weights = []
     put = Average.add
 
-    def add(mean: Average) -> None:
-        put(mean)
+    def add(mean: Average, step: int) -> None:
+        put(mean, step)
         weights.append({name: weight.detach().clone() for name, weight in mean._weights.items()})
 
     monkeypatch.setattr(Average, "add", add)
@@ -78,11 +94,31 @@ def test_a_run_keeps_the_mean(bench: "Bench", often: int, waits: bool, monkeypat
     assert len(weights) == 4
     mean = weights[0]
     for count, one in enumerate(weights[1:], 2):
-        share = max(1 - 0.8**often, 1 / count)
+        share = (1 - 0.8**often) / (1 - 0.8 ** (often * count))
         mean = {name: (1 - share) * value + share * one[name] for name, value in mean.items()}
     kept = load(bench.weights())
     torch.testing.assert_close({name: kept[name] for name in mean}, mean)
     assert bench.lines()[-1]["step"] == 8
+
+
+def test_a_run_that_evaluates_more_often_has_other_weights_each_time(bench: "Bench") -> None:
+    """Or its patience would end with evaluations of the same mean; and short runs have one too."""
+    for keep, name in ((0.0, "plain"), (0.9, "mean")):
+        bench.fit(bench.config(train_average=keep, train_steps=9, train_evaluate_every=2), name)
+    assert bench.weights("plain") != bench.weights("mean")
+    seen = []
+    put = Average._put
+
+    def watch(mean: Average, values: "Mapping[str, torch.Tensor]") -> None:
+        if values is mean.means:
+            seen.append(torch.cat([value.flatten() for value in values.values()]))
+        put(mean, values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Average, "_put", watch)
+        bench.fit(bench.config(train_average=0.9, train_steps=9, train_evaluate_every=2), "watched")
+    assert len(seen) == 5
+    assert not any(torch.equal(one, other) for one, other in itertools.pairwise(seen))
 
 
 def test_it_changes_what_is_evaluated_and_not_how_weights_are_trained(bench: "Bench", often: int) -> None:

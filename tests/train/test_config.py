@@ -113,7 +113,8 @@ WRONG: list[tuple[str, object, str]] = [
     )),
     *((f"train.{name}", math.nan, "expected 0 or more") for name in ("weight_decay", "clip", "checkpoint_seconds")),
     ("train.seed", 2**63, "expected a number below 2**63"),
-    *(("train.lr", value, "expected a positive number") for value in (0, -1, math.nan, math.inf)),
+    *((f"train.{name}", value, "expected a positive number")
+      for name in ("lr", "distance_rate", "vector_rate") for value in (0, -1, math.nan, math.inf)),
     *(("train.label_smoothing", value, "expected a number from 0 to below 1") for value in (-0.1, 1, math.nan)),
     ("train.precision", "16-mixed", "got '16-mixed', expected one of '32-true', 'bf16-mixed', '64-true'"),
     ("train.schedule", "step", "got 'step', expected one of 'constant', 'cosine'"),
@@ -132,6 +133,7 @@ WRONG: list[tuple[str, object, str]] = [
         "max_title_length", "max_history",
     )),
     ("data.bad_rows", "nope", "got 'nope', expected one of 'stop', 'skip'"),
+    ("data.vector_words", True, "got true, expected it with data.vectors and the tokenizer 'words' alone"),
     ("data.text_columns", [], "got none, expected at least one"),
     *(("data.dev_share", value, "expected a number between 0 and 1") for value in (0, 1, -1, math.nan)),
     ("task", "nope", "got 'nope', expected one of 'sentence', 'pair', 'document', 'recommend'"),

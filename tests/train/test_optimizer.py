@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from datransformer.train import loop as loop_module
 from datransformer.train import optimizer as optimizer_module
 from datransformer.train.errors import Interrupted, TrainingError
-from datransformer.train.optimizer import RowAdamW, Table, clip, gradients, own_tables
+from datransformer.train.optimizer import FACTOR, VECTORS, RowAdamW, Table, clip, gradients, in_groups, own_tables
 from datransformer.train.tasks import TextTask
 
 if TYPE_CHECKING:
@@ -481,3 +481,35 @@ def test_w_and_v_learn_at_a_multiple_of_the_rate(bench: "Bench", rate: float) ->
     for layer in bench.fit(config)["distances"].values():
         for name, numbers in layer.items():
             np.testing.assert_allclose(np.abs(np.array(numbers) - first[name]), 1e-3 * rate, rtol=2e-3)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("rate", [1.0, 0.25])
+def test_word_vectors_learn_at_a_multiple_of_the_rate_and_nothing_else_does(
+    bench: "Bench", waiting: Callable[[bool], list[int]], rate: float, waits: bool
+) -> None:
+    waiting(waits)
+    ends = {}
+    for name, lr in (("start", 1e-9), ("end", 1e-3)):
+        config = bench.config(train_steps=1, train_lr=lr, train_vector_rate=rate, model_dropout=0.0)
+        bench.fit(config, name)
+        ends[name] = load(bench.weights(name))
+    ways = {name: (ends["end"][name] - ends["start"][name]).abs().max().item() for name in ends["end"]}
+    vectors = ways.pop("text.embedding.weight")
+    assert vectors == pytest.approx(1e-3 * rate, rel=2e-3)
+    assert max(ways.values()) == pytest.approx(1e-3, rel=2e-3)
+
+
+class WithTables(nn.Module):
+    """A model of which more than the word vectors is called an embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = nn.ModuleDict({"embedding": nn.Embedding(3, 2), "position_embedding": nn.Embedding(3, 2)})
+
+
+def test_other_tables_of_a_model_learn_at_the_rate_of_all() -> None:
+    model = WithTables()
+    slow = [group["params"] for group in in_groups(model, vector_rate=0.1) if group[FACTOR] != 1]
+    assert [list(map(id, group)) for group in slow] == [[id(model.get_parameter(VECTORS))]]
+    assert len([name for name, _ in model.named_parameters() if name.endswith("embedding.weight")]) == 2

@@ -357,32 +357,20 @@ def test_word_vectors_bring_their_width_and_are_resumed(bench: "Bench") -> None:
     assert bench.weights("run") == bench.weights("whole")
 
 
-def test_a_word_that_training_does_not_have_keeps_its_vector_if_asked_for(bench: "Bench") -> None:
+def test_a_word_of_the_vectors_that_training_does_not_have_keeps_its_own(bench: "Bench") -> None:
     path = bench.folder / "vectors.txt"
-    path.write_text("good 1 2 3\nfilm 0 1 0\nnew 4 5 6\n")
+    path.write_text("good 1 2 3\nfilm 0 1 0\nnew 4 5 6\nnewer 7 8 9\n")
     train = bench.csv("t.csv", [("good film odd", "a"), ("bad film", "b")] * 5)
     dev = bench.csv("d.csv", [("good new thing", "a"), ("bad other film", "b")])
     files: dict[str, Any] = {"files_train": (train,), "files_dev": dev, "data_vectors": str(path)}
-    result = bench.fit(bench.config(**files, data_held_out_words=True))
+    result = bench.fit(bench.config(**files, data_vector_words=True))
     assert result["unknown_words"] == {"dev": round(2 / 6, 4)}  # thing, other
     run = load_run(bench.folder / "run")
     weight, words = run.model.get_parameter("text.embedding.weight").detach(), list(run.tokenizer.words)
-    assert weight[words.index("new")].tolist() == [4, 5, 6]  # and nothing has moved it
-    unknown = weight[words.index("[UNK]")]
-    assert all(torch.equal(weight[words.index(word)], unknown) for word in ("thing", "other"))
-    assert not torch.equal(weight[words.index("bad")], unknown)
-    without = bench.fit(bench.config(**files), "without")
-    assert without["unknown_words"] == {"dev": round(3 / 6, 4)}
-
-
-def test_held_out_words_without_vectors_are_as_unknown_as_before(bench: "Bench") -> None:
-    train = bench.csv("t.csv", [("good film", "a"), ("bad film", "b")] * 5)
-    dev = bench.csv("d.csv", [("good new thing", "a"), ("bad film", "b")])
-    console = Console(file=io.StringIO(), width=200)
-    config = bench.config(files_train=(train,), files_dev=dev, data_held_out_words=True)
-    result = bench.fit(config, reporter=Reporter(console))
-    assert result["unknown_words"] == {"dev": round(2 / 5, 4)}
-    assert "data.held_out_words: there are no --vectors" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert words[-2:] == ["new", "newer"]
+    assert weight[-2:].tolist() == [[4, 5, 6], [7, 8, 9]]  # and nothing has moved them
+    assert weight[words.index("good")].tolist() != [1, 2, 3]
+    assert bench.fit(bench.config(**files), "without")["unknown_words"] == {"dev": round(3 / 6, 4)}
 
 
 def test_impressions_that_cannot_be_measured_are_found_before_training(bench: "Bench") -> None:

@@ -25,8 +25,8 @@ class DataConfig:
         vocabulary: How many words are kept at most, the most frequent ones.
         min_count: Words that occur less often in training are unknown.
         vectors: A file of word vectors, or None to start from random ones.
-        held_out_words: Whether words that dev and test have and training has not are in the vocabulary too, each with
-            its vector of ``vectors``; one without a vector is unknown all the same.
+        vector_words: Whether words that ``vectors`` has and training has not are in the vocabulary too, behind those of
+            training and in the order of the file, as far as there is room. Nothing trains them.
         max_length: Tokens of a text; what lies behind is cut off and counted.
         max_sentences: Sentences of a document, likewise.
         max_sentence_length: Tokens of a sentence; a longer one goes on as the next sentence.
@@ -46,7 +46,7 @@ class DataConfig:
     vocabulary: int = 100_000
     min_count: int = 1
     vectors: str | None = None
-    held_out_words: bool = False
+    vector_words: bool = False
     max_length: int = 256
     max_sentences: int = 40
     max_sentence_length: int = 50
@@ -61,6 +61,8 @@ class DataConfig:
             raise ValueError(f"dev_share: got {self.dev_share}, expected a number between 0 and 1")
         if self.split_seed < 0:
             raise ValueError(f"split_seed: got {self.split_seed}, expected 0 or more")
+        if self.vector_words and (self.vectors is None or self.tokenizer != "words"):
+            raise ValueError("vector_words: got true, expected it with data.vectors and the tokenizer 'words' alone")
         for name in ("vocabulary", "max_length", "max_sentences", "max_sentence_length", "max_title_length"):
             if getattr(self, name) > MOST:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at most {MOST:,}")

@@ -15,9 +15,17 @@ from datransformer.data.batches import Batch, as_ids
 from datransformer.data.config import DataConfig
 from datransformer.data.errors import BadRows, InputError
 from datransformer.data.mind import Behaviors, read_behaviors, read_news
-from datransformer.data.prepare import Progress, cached, fingerprint, hash_file, no_progress, settings_key
+from datransformer.data.prepare import (
+    Progress,
+    cached,
+    fingerprint,
+    hash_file,
+    no_progress,
+    settings_key,
+    word_tokenizer,
+)
 from datransformer.data.store import Array, Ragged, StoreWriter, open_store, spans, write_text
-from datransformer.data.tokenizer import TextTokenizer, WordTokenizer, count_words, load_tokenizer
+from datransformer.data.tokenizer import TextTokenizer, count_words, load_tokenizer
 
 NEWS, BEHAVIORS = "news.tsv", "behaviors.tsv"
 NO_NEWS = 0  # the row of titles that stands for news without an entry in news.tsv
@@ -103,7 +111,7 @@ def prepare_news(
         tokenizer: TextTokenizer
         if config.tokenizer == "words":
             counts = count_words(pa.array(titles, pa.string()) for _, titles in read_news(train / NEWS, BadRows(True)))
-            tokenizer = WordTokenizer.from_counts(counts, limit=config.vocabulary, min_count=config.min_count)
+            tokenizer = word_tokenizer(counts, config, progress)
         else:
             tokenizer = load_tokenizer(Path(config.tokenizer))
         tokenizer.save(target / "tokenizer.json")

@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from datransformer.data.probe import Probe
 from datransformer.data.readers import check_file, guess_format, read_rows
 from datransformer.data.store import Array, write_text
 from datransformer.data.tokenizer import TextTokenizer, WordTokenizer, count_words, load_tokenizer
+from datransformer.data.vectors import files_of_vectors, read_words
 
 try:
     import fcntl
@@ -195,31 +196,29 @@ def _build(
     }
     labels, codes = _find_labels(parsed["train"], splits.train.name, rating, config)
     members = _split(codes, splits, config, notes)
-    names = ["train", "dev", "test"] if "test" in parsed or (members == 2).any() else ["train", "dev"]
-    own = {name for name in names if name in parsed and name != "train"}  # splits with a file of their own
-
-    def rows_of(name: str, stage: str) -> Iterator[pa.RecordBatch]:
-        number = names.index(name)
-        rows = _batches(parsed[name]) if name in own else _members(parsed["train"], members, number)
-        return _watched(rows, stage, None if name in own else int((members == number).sum()), progress)
+    total = int((members == 0).sum())
 
     tokenizer: TextTokenizer
     if config.tokenizer == "words":
-        counts = {
-            name: count_words(_texts(rows_of(name, f"counting words of {name}")))
-            for name in (names if config.held_out_words else names[:1])
-        }
-        tokenizer = WordTokenizer.from_counts(
-            counts.pop("train"), *counts.values(), limit=config.vocabulary, min_count=config.min_count
+        texts = (
+            batch[name]
+            for batch in _watched(_members(parsed["train"], members, 0), "counting words", total, progress)
+            for name in ("text", "text_pair")
+            if name in batch.schema.names
         )
+        counts = count_words(texts)
+        tokenizer = word_tokenizer(counts, config, progress)
     else:
         tokenizer = load_tokenizer(Path(config.tokenizer))
     tokenizer.save(folder / "tokenizer.json")
 
-    for name in names:
+    names = ["train", "dev", "test"] if "test" in parsed or (members == 2).any() else ["train", "dev"]
+    for number, name in enumerate(names):
+        own = name in parsed
+        rows = _batches(parsed[name]) if own and number else _members(parsed["train"], members, number)
         batches = encode_rows(
-            rows_of(name, f"encoding {name}"),
-            source=getattr(splits, name).name if name in own else splits.train.name,
+            _watched(rows, f"encoding {name}", None if own and number else int((members == number).sum()), progress),
+            source=getattr(splits, name).name if own else splits.train.name,
             shape=shape,
             tokenizer=tokenizer,
             labels=labels,
@@ -265,11 +264,6 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
         reader = pa.ipc.open_file(source)
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)
-
-
-def _texts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Array]:
-    """The columns of text."""
-    return (batch[name] for batch in batches for name in ("text", "text_pair") if name in batch.schema.names)
 
 
 def _members(path: Path, members: npt.NDArray[np.int8], wanted: int) -> Iterator[pa.RecordBatch]:
@@ -458,10 +452,23 @@ def hash_file(path: Path, progress: Progress = no_progress) -> str:
     return digest.hexdigest()
 
 
+def word_tokenizer(counts: Counter[str], config: DataConfig, progress: Progress) -> WordTokenizer:
+    """The vocabulary of the training rows, with the words of the vectors if they are asked for."""
+    further: Sequence[str] = ()
+    if config.vector_words:
+        assert config.vectors is not None
+        path = Path(config.vectors)
+        bad_rows = BadRows(skip=config.bad_rows == "skip")  # whoever reads the vectors tells of them
+        further = read_words(path, bad_rows, progress=lambda done, total: progress(f"reading {path.name}", done, total))
+    return WordTokenizer.from_counts(counts, further, limit=config.vocabulary, min_count=config.min_count)
+
+
 def settings_key(config: DataConfig) -> dict[str, Any]:
     """What of ``config`` decides how the encoded data look."""
     fields = asdict(config)
-    fields.pop("vectors")
+    vectors, with_words = fields.pop("vectors"), fields.pop("vector_words")
+    if with_words:
+        fields["vector_words"] = [hash_file(path) for path in files_of_vectors(Path(vectors))]
     if config.tokenizer != "words":
         fields["tokenizer"] = hash_file(Path(config.tokenizer))
     return fields

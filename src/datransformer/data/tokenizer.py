@@ -3,6 +3,7 @@
 Ids 0, 1 and 2 are padding, the unknown word and the separator, whatever the tokenizer.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -88,16 +89,18 @@ class WordTokenizer:
         self._lookup = pa.array([word.encode() for word in words], pa.binary())
 
     @classmethod
-    def from_counts(cls, counts: Counter[str], *held_out: Counter[str], limit: int, min_count: int) -> "WordTokenizer":
+    def from_counts(
+        cls, counts: Counter[str], further: Sequence[str] = (), *, limit: int, min_count: int
+    ) -> "WordTokenizer":
         """Keep the ``limit`` most frequent words that occur at least ``min_count`` times; ties go by alphabet.
 
-        Words of ``held_out`` that ``counts`` does not have come behind them, as far as there is room.
+        Those of ``further`` come behind them as far as there is room, but for what no text is ever cut into.
         """
-        kept = Counter({word: count for word, count in counts.items() if count >= min_count})
-        further = sum(held_out, Counter[str]())
-        further = Counter({word: count for word, count in further.items() if word not in counts})
-        ranked = [sorted(part, key=lambda word: (-part[word], word)) for part in (kept, further)]
-        return cls([*ranked[0], *ranked[1]][:limit])
+        kept = [word for word, count in counts.items() if count >= min_count]
+        words = dict.fromkeys(sorted(kept, key=lambda word: (-counts[word], word))[:limit])
+        if len(words) < limit:
+            words |= dict.fromkeys(_whole(further))
+        return cls(list(itertools.islice(words, limit)))
 
     @property
     def size(self) -> int:
@@ -168,6 +171,14 @@ def load_tokenizer(path: Path) -> TextTokenizer:
         if same and tuple(words[:3]) == SPECIAL and sorted(vocabulary.values()) == list(range(len(words))):
             return WordTokenizer(words[3:])
     return FileTokenizer(tokenizer)
+
+
+def _whole(words: Sequence[str]) -> list[str]:
+    """Those of ``words`` that are one token and written as tokens are."""
+    tokens, lengths = cut_words(pa.array(words, pa.string()))
+    alone = lengths == 1
+    cut = tokens.filter(pa.array(np.repeat(alone, lengths))).to_pylist()
+    return [word for word, token in zip(itertools.compress(words, alone), cut, strict=True) if word.encode() == token]
 
 
 def count_words(batches: Iterable[pa.Array]) -> Counter[str]:

@@ -29,6 +29,7 @@ CHUNK = 1 << 18
 LONGEST_LINE = 1 << 24
 LONGEST_WORD_LIST = 80_000_000  # safetensors reads no header beyond 100 MB
 TEXT_SUFFIXES = (".txt", ".vec")
+WORDS = "words.txt"  # beside a matrix without words: its name, or what it ends in
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,40 @@ def read_vectors(
             the vocabulary only the word and the number of values are looked at.
         progress: Called with the bytes read so far and their total.
     """
-    path = Path(path)
-    rows = _Rows(path, words, bad_rows)
+    rows = _Rows(Path(path), words, bad_rows)
+    _read(rows, progress, _read_text, _read_matrix)
+    return rows.finish()
+
+
+def read_words(path: Path, bad_rows: BadRows, *, progress: Progress | None = None) -> list[str]:
+    """All words of such a file, each once and in its order."""
+    found: dict[str, None] = {}
+    rows = _Rows(Path(path), (), bad_rows)
+
+    def read_text(lines: Iterator[bytes], rows: _Rows) -> None:
+        found.update((word, None) for _, word, _ in _text_rows(lines, rows))
+
+    def read_matrix(matrix: NDArray[np.floating], words: Sequence[str | None], rows: _Rows) -> None:
+        found.update((word, None) for _, word in _matrix_rows(matrix, words, rows))
+
+    _read(rows, progress, read_text, read_matrix)
+    return list(found)
+
+
+def files_of_vectors(path: Path) -> list[Path]:
+    """The file and, where there is one, the list of its words beside it."""
+    beside = {".npy": path.with_name(WORDS), ".safetensors": path.with_suffix(f".{WORDS}")}.get(path.suffix)
+    return [path, beside] if beside is not None and beside.is_file() else [path]
+
+
+def _read(
+    rows: "_Rows",
+    progress: Progress | None,
+    read_text: Callable[[Iterator[bytes], "_Rows"], None],
+    read_matrix: Callable[[NDArray[np.floating], Sequence[str | None], "_Rows"], None],
+) -> None:
+    """Open a file of any kind, have it read, and put what goes wrong in words."""
+    path = rows.path
     progress = progress or (lambda done, total: None)
     try:
         total = path.stat().st_size
@@ -71,18 +104,17 @@ def read_vectors(
             raise InputError(f"{path}: the file is empty, expected word vectors")
         kind = _kind(path)
         if kind in _MATRICES:
-            _read_matrix(*_MATRICES[kind](path, rows), rows)
+            read_matrix(*_MATRICES[kind](path, rows), rows)
             progress(total, total)
         else:
             with ExitStack() as stack:
-                _read_text(_lines(path, *_TEXTS[kind](path, stack), progress), rows)
+                read_text(_lines(path, *_TEXTS[kind](path, stack), progress), rows)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file, expected word vectors") from None
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zipfile.BadZipFile) as error:
         raise InputError(f"{path}: cut short or corrupt ({error}); fetch it again") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return rows.finish()
 
 
 def write_vectors(path: Path, words: Sequence[str], rows: torch.Tensor) -> None:
@@ -216,10 +248,11 @@ def _lines(path: Path, stream: BinaryIO, tell: Callable[[], int], total: int, pr
         yield rest
 
 
-def _read_text(lines: Iterator[bytes], rows: _Rows) -> None:
-    """``word f f f …``. A word may have spaces (GloVe 840B has '. . .'), so the vector is cut off from the right.
+def _text_rows(lines: Iterator[bytes], rows: _Rows) -> Iterator[tuple[int, str, bytes]]:
+    """The row, the word and the numbers of each line ``word f f f …``.
 
-    The width comes from a first line "count dim" where there is one, else from the numbers the first line ends in.
+    A word may have spaces (GloVe 840B has '. . .'), so the vector is cut off from the right. The width comes from a
+    first line "count dim" where there is one, else from the numbers the first line ends in.
     """
     first = next(lines, b"").removeprefix(b"\xef\xbb\xbf")
     fields = first.split(b" ")
@@ -240,21 +273,28 @@ def _read_text(lines: Iterator[bytes], rows: _Rows) -> None:
             rows.bad(row, "the wrong number of values", expected)
             continue
         try:
-            place = rows.place.get(word.decode())
+            text = word.decode()
         except UnicodeDecodeError:
             rows.bad(row, "a word that is not UTF-8", expected)
             continue
-        if place is not None and not rows.found[place]:
-            try:
-                values = np.array(_numbers(line[len(word) + 1 :]))  # [width]
-            except ValueError:
-                rows.bad(row, "a value that is not a number", expected)
-            else:
-                rows.put(row, place, values)
+        yield row, text, line[len(word) + 1 :]
     if count is not None and row < count:
         rows.bad_rows.meet(
             rows.path, row + 1, "vector", "the file ends early", f"{count:,} rows, as its first line says"
         )
+
+
+def _read_text(lines: Iterator[bytes], rows: _Rows) -> None:
+    for row, word, numbers in _text_rows(lines, rows):
+        place = rows.place.get(word)
+        if place is not None and not rows.found[place]:
+            try:
+                values = np.array(_numbers(numbers))  # [width]
+            except ValueError:
+                expected = f"a word and {numbers.count(b' ') + 1} numbers, each after one space"
+                rows.bad(row, "a value that is not a number", expected)
+            else:
+                rows.put(row, place, values)
 
 
 def _numbers(text: bytes) -> list[float]:
@@ -276,11 +316,16 @@ def _check_matrix(path: Path, dtype: str, shape: tuple[int, ...]) -> None:
         raise InputError(f"{path}: holds {dtype} of shape {shape}, expected float32 or float16 [words, dim]")
 
 
-def _read_matrix(matrix: NDArray[np.floating], words: Sequence[str | None], rows: _Rows) -> None:
+def _matrix_rows(matrix: NDArray[np.floating], words: Sequence[str | None], rows: _Rows) -> Iterator[tuple[int, str]]:
+    """The row of each word, but for those that could not be read."""
     if len(words) != len(matrix):
         raise InputError(f"{rows.path}: has {len(matrix):,} rows and {len(words):,} words, expected as many")
-    for row, word in enumerate(words, start=1):
-        place = None if word is None else rows.place.get(word)
+    return ((row, word) for row, word in enumerate(words, start=1) if word is not None)
+
+
+def _read_matrix(matrix: NDArray[np.floating], words: Sequence[str | None], rows: _Rows) -> None:
+    for row, word in _matrix_rows(matrix, words, rows):
+        place = rows.place.get(word)
         if place is not None and not rows.found[place]:
             rows.put(row, place, matrix[row - 1])
 
@@ -307,7 +352,7 @@ def _open_npy(path: Path, rows: _Rows) -> tuple[NDArray[np.floating], Sequence[s
     except (ValueError, TypeError, OverflowError, SyntaxError, TokenError) as error:  # what a broken header may raise
         raise InputError(f"{path}: not an array that can be read ({error}); objects are never unpickled") from error
     _check_matrix(path, str(matrix.dtype), matrix.shape)
-    return matrix, _word_list(path.with_name("words.txt"), rows)
+    return matrix, _word_list(path.with_name(WORDS), rows)
 
 
 def _open_safetensors(path: Path, rows: _Rows) -> tuple[NDArray[np.floating], Sequence[str | None]]:
@@ -322,12 +367,13 @@ def _open_safetensors(path: Path, rows: _Rows) -> tuple[NDArray[np.floating], Se
     _check_matrix(path, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
     matrix = tensor.numpy()
     if listed is None:
-        return matrix, _word_list(path.with_suffix(".words.txt"), rows)
+        return matrix, _word_list(path.with_suffix(f".{WORDS}"), rows)
     try:
         words = json.loads(listed)
-    except (ValueError, RecursionError):
+        "".join(words).encode()  # half of a character, which JSON can escape, is no text
+    except (ValueError, TypeError, RecursionError):
         words = None
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+    if not isinstance(words, list):
         raise InputError(f"{path}: 'words' in its metadata is not a JSON list of strings")
     return matrix, words
 

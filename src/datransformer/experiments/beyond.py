@@ -7,6 +7,7 @@ What came of it is a line of ``beyond.json``, which `datransformer report` holds
 
 import argparse
 import json
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Unpack
@@ -109,12 +110,13 @@ def plan_options(
             continue
         found = find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]
         data = {**found, "train.precision": PRECISION[device]}
-        for place, (option, settings) in enumerate({**OPTIONS, PLAIN: {}}.items()):
+        for option, settings in {**OPTIONS, PLAIN: {}}.items():
             if options and option not in options:
                 continue
             for seed in MORE[option][study] if option in MORE else range(seeds):
                 config = config_of(study, OURS, seed, data, settings)
-                plan.append((option, Planned(study, OURS, seed, "", config, f"{place}-{study}")))
+                folder = f"{re.sub(r'[^a-z0-9]+', '_', option)}-{study}"
+                plan.append((option, Planned(study, OURS, seed, "", config, folder)))
     return sorted(plan, key=lambda one: one[1].seed)
 
 
@@ -135,6 +137,9 @@ def go_beyond(
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
+    if not plan:
+        reporter.say("nothing to run: all of it is there already, or no seed is planned for it")
+        write_text(path, json.dumps(about, indent=1))
     tried = {planned.name: option for option, planned in plan}
     for planned, record in run_trials([planned for _, planned in plan], out, device, where):
         option = tried[planned.name]

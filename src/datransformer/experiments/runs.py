@@ -31,6 +31,7 @@ from datransformer.train.fit import Data, Fitted, Sources, fit_stepwise, load_da
 from datransformer.train.graphs import Packed
 from datransformer.train.loop import stop_signals
 from datransformer.train.metrics import rank_impressions
+from datransformer.train.optimizer import VECTORS
 from datransformer.train.run import CONFIG, read_json
 from datransformer.train.tasks import RANKING_METRICS, Task, clicks_of
 
@@ -165,7 +166,9 @@ def run_one(
             asked=asked,
         )
         kept = {name: fitted.result[name] for name in KEPT}
-        return {**_about(planned), **kept, "together": place.together, **look_at(fitted, planned)}
+        width = fitted.model.get_parameter(VECTORS).shape[1]  # which a file of vectors decides, not the settings
+        about = {**_about(planned), "vector_width": width}
+        return {**about, **kept, "together": place.together, **look_at(fitted, planned)}
     except (InputError, TrainingError) as error:
         why = str(error)
     except Interrupted:

@@ -67,7 +67,7 @@ DEFAULTS: dict[str, Choice] = {
     "T of clip": Choice("1 at the start, learned like v", "open"),
     "k of Transformer-RPR": Choice(16, "open; as in the base model of its paper"),
     "how a pair enters": Choice("joint and siamese", "open; so both are run"),
-    "word vectors": Choice("300-d GloVe, words without one start at random", "the paper, Section 4.1"),
+    "word vectors": Choice("GloVe; words without one start at random", "the paper, Section 4.1, which has 300-d ones"),
     "`train.max_tokens`": Choice(
         32_768, "of a batch, padding included; with their histories 57 or so examples of MIND fill one"
     ),

@@ -29,7 +29,8 @@ FINISHED = {
     "device": str,
     "wall_seconds": float,
     "steps?": int,
-    "settings?": {"model?": {"attention_options?": dict}},
+    "settings?": {"model?": {"attention_options?": dict}, "data?": dict},
+    "vector_width?": int,
     "distances?": DISTANCES,
     "heads?": {str: {"entropy": [float], "keys": [float], "distance": [float]}},
     "items?": {str: [float]},
@@ -252,6 +253,14 @@ def _check_search(values: Record) -> None:
 def _check_beyond(values: Record) -> None:
     check_form("", values, GONE_BEYOND)
     _check_rows("rows", values["rows"])
+    heads: dict[tuple[str, str], Any] = {}  # of each level, by study and option
+    for number, row in enumerate(values["rows"]):
+        for level, numbers in row.get("distances", {}).items():
+            _check_counts(f"rows[{number}].distances.{level}", *numbers.values())
+        if "distances" in row:
+            found = _counts(row["distances"])
+            if found != heads.setdefault((row["study"], row["option"]), found):
+                raise InputError(f"rows[{number}].distances: expected as many heads as {row['option']!r} has elsewhere")
 
 
 def _check_calls(values: Record) -> None:
@@ -270,6 +279,11 @@ def _check_rows(name: str, rows: list[Record]) -> None:
             check_form(f"{name}[{number}].{split}", row[split], {STUDIES[row["study"]].metrics[0]: float})
 
 
+def _counts(levels: Record) -> dict[str, int]:
+    """How many heads each level has."""
+    return {level: len(next(iter(numbers.values()))) for level, numbers in levels.items()}
+
+
 def _common(record: Record) -> dict[str, Any]:
     """What has to be the same in all runs of a study: what is right, and how many items, levels and heads there are."""
     common: dict[str, Any] = {"truth": record["truth"]} if "answers" in record else {}
@@ -277,7 +291,7 @@ def _common(record: Record) -> dict[str, Any]:
         common["settings.model.attention_options"] = _options(record)
     for key in ("distances", "heads"):
         if record.get(key):
-            common[key] = {level: len(next(iter(numbers.values()))) for level, numbers in record[key].items()}
+            common[key] = _counts(record[key])
     if "items" in record:
         common["items"] = {metric: len(numbers) for metric, numbers in record["items"].items()}
     return common

@@ -111,7 +111,7 @@ def results_page(results: Results, images: str = IMAGES) -> str:
                 lines += _control(results, study) if table == "methods" else []
                 lines += _shown(bar_pictures(results, study, table), images)
         lines += _heads(results, study) + _shown(head_pictures(results, study), images)
-    lines += ["", "## Choices", "", *_choices()]
+    lines += ["", "## Choices", "", *_choices(results)]
     if results.search is not None:
         lines += ["", "## What was searched", "", *searched(results.search)]
     if results.beyond is not None:
@@ -377,7 +377,22 @@ def _spread(results: Results, study: str, variant: str, name: str) -> str:
     return f"{by_rank.mean():.2f} ({by_rank[0]:.2f}–{by_rank[-1]:.2f})"
 
 
-def _choices() -> list[str]:
+def _vectors(results: Results) -> str:
+    """Which files of word vectors the runs had, and how wide, as far as they say."""
+    found = {
+        (str(record["settings"]["data"]["vectors"]), record.get("vector_width"))
+        for study in results.studies
+        for variant in results.records[study]
+        for record in results.runs(study, variant)
+        if variant != LINEAR and record.get("settings", {}).get("data", {}).get("vectors")
+    }
+    widths: dict[str, set[str]] = {}
+    for file, width in found:
+        widths.setdefault(file, set()).update([] if width is None else [f"{width}-d"])
+    return ", ".join(f"{escaped(file)}{''.join(f', {one}' for one in sorted(widths[file]))}" for file in sorted(widths))
+
+
+def _choices(results: Results) -> list[str]:
     rows = [[f"`{name}`", f"{choice.value}", "all", choice.why] for name, choice in CHOICES.items()]
     own: dict[tuple[str, str, str], list[str]] = {}
     for study in STUDIES.values():
@@ -389,6 +404,8 @@ def _choices() -> list[str]:
     heads = ["setting", "value", "data", "where it comes from"]
     rows += [[name, f"{choice.value:,}" if isinstance(choice.value, int) else choice.value, "all", choice.why]
              for name, choice in DEFAULTS.items()]  # fmt: skip
+    if vectors := _vectors(results):
+        rows.append(["file of word vectors", vectors, "all", "what these runs were given"])
     return [
         "The same for every method. Settings were tried out with the Transformer and DA-Transformer; the other methods "
         "were given what was good for both.",

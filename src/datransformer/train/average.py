@@ -6,34 +6,38 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-EVERY = 25  # steps between two that count: whoever reads all weights pays for all rows of a table of word vectors
+EVERY = 25  # steps between two that are looked at: whoever reads all weights pays for all rows of word vectors
 
 
 class Average:
     """A mean in which a step counts ``keep`` times as much as the one after it.
 
-    While there are few it is the plain mean of all.
+    Weights are looked at now and then, and stand for the steps since they were last looked at.
 
     Args:
         model: Whose parameters are averaged, as far as they are trained.
-        keep: Below 1; the mean is over the last 1 / (1 − keep) steps or so.
+        keep: Below 1; the mean is over the last 1 / (1 − keep) steps or so. 0: there is none.
     """
 
     def __init__(self, model: nn.Module, keep: float) -> None:
-        self._keep = keep**EVERY
+        self._keep = keep
         self._weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.means: dict[str, Tensor] = {}
-        self.count = 0
+        self.step = 0
+
+    def is_due(self, step: int, *, at_once: bool = False) -> bool:
+        """Whether weights should be looked at after ``step``: every `EVERY` steps, or whenever the mean is needed."""
+        return self._keep > 0 and step > self.step and (at_once or step % EVERY == 0)
 
     @torch.no_grad()
-    def add(self) -> None:
-        """Count the weights as they are now."""
-        self.count += 1
+    def add(self, step: int) -> None:
+        """Look at the weights as they are after ``step``."""
+        share = (1 - self._keep ** (step - self.step)) / (1 - self._keep**step)
+        self.step = step
         if not self.means:
             self.means = {name: weight.detach().clone() for name, weight in self._weights.items()}
-            return
-        share = max(1 - self._keep, 1 / self.count)
-        torch._foreach_lerp_(list(self.means.values()), list(self._weights.values()), share)
+        else:
+            torch._foreach_lerp_(list(self.means.values()), list(self._weights.values()), share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -48,9 +52,9 @@ class Average:
         finally:
             self._put(own)
 
-    def load(self, means: Mapping[str, Tensor], count: int) -> None:
-        """Go on from ``means`` and ``count`` of another one of the same model."""
-        self.count = count
+    def load(self, means: Mapping[str, Tensor], step: int) -> None:
+        """Go on from ``means``, as they were after ``step``."""
+        self.step = step
         self.means = {name: means[name].to(weight.device) for name, weight in self._weights.items() if means}
 
     @torch.no_grad()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
@@ -57,7 +56,6 @@ from datransformer.train.run import (
 from datransformer.train.tasks import RecommendTask, Task, TextTask, Worker
 
 Data = TextData | NewsData
-Mask = npt.NDArray[np.bool_]  # of token ids
 UNKNOWN_HINT = 0.1  # a share of unknown words that is worth a line
 
 
@@ -216,12 +214,11 @@ def _fit(
     vectors = None
     if config.model.freeze_vectors and config.data.vectors is None:
         reporter.say("model.freeze_vectors: there are no --vectors, so that random ones stay as they are")
-    if config.data.held_out_words and config.data.vectors is None:
-        reporter.say("data.held_out_words: there are no --vectors, so that such words are as unknown as without it")
-    strangers = unseen_words(data)
+    if config.model.freeze_vectors and config.train.vector_rate != 1:
+        reporter.say("train.vector_rate: model.freeze_vectors keeps word vectors as they are, at any rate")
     if config.data.vectors is not None:
         with reporter.live():
-            vectors, strangers, note = _read_vectors(config.data, data, strangers, sources.vectors, reporter.stage)
+            vectors, note = _read_vectors(config.data, data, sources.vectors, reporter.stage)
         reporter.say(note)
         if resume and (folder / CONFIG).exists() and load_config(folder).model.embed_dim != vectors.shape[1]:
             raise InputError(f"{config.data.vectors}: {vectors.shape[1]}-d vectors, expected the width of the run")
@@ -264,7 +261,7 @@ def _fit(
     if "test" in data.splits:
         with reporter.live():
             metrics["test"] = task.evaluate(model, "test", worker_of(fabric), reporter.stage)
-    unknown = unknown_words(data, strangers)
+    unknown = unknown_words(data)
     for name, share in unknown.items():
         if share > UNKNOWN_HINT:
             reporter.say(
@@ -417,12 +414,9 @@ def _has_idle_parameters(config: ModelConfig) -> bool:
 
 
 def _read_vectors(
-    config: DataConfig, data: Data, unseen: Mask, read: Callable[..., WordVectors], progress: Progress
-) -> tuple[Tensor, Mask, str]:
-    """A row for every token id, which of ``unseen`` have none, and how much of the text the file covers.
-
-    A word that the file does not have starts at random, and if nothing is to train it, as the unknown word.
-    """
+    config: DataConfig, data: Data, read: Callable[..., WordVectors], progress: Progress
+) -> tuple[Tensor, str]:
+    """A row for every token id, random where the file has none, and how much of the text it covers."""
     assert config.vectors is not None
     path = Path(config.vectors)
     bad_rows = BadRows(skip=config.bad_rows == "skip")
@@ -432,36 +426,21 @@ def _read_vectors(
     rows = torch.randn(data.tokenizer.size, found.rows.shape[1]) * spread
     rows[len(SPECIAL) :][found.found] = found.rows[found.found]
     known = np.concatenate(([False] * len(SPECIAL), found.found.numpy()))
-    strangers = unseen & ~known
-    rows[torch.from_numpy(strangers)] = rows[UNKNOWN].clone()
     counts = _count_tokens(data, "train")
     share = counts[known].sum() / max(counts[len(SPECIAL) - 2 :].sum(), 1)
     note = (
         f"{path.name}: {found.rows.shape[1]}-d vectors for {int(found.found.sum()):,} of {len(words):,} words, "
         f"{share:.1%} of the training tokens"
     )
-    return rows, strangers, "; ".join([note, *bad_rows.lines()])
+    return rows, "; ".join([note, *bad_rows.lines()])
 
 
-def unseen_words(data: Data) -> Mask:
-    """Which ids, the special ones aside, no training text has, [ids]."""
-    unseen: Mask = _count_tokens(data, "train") == 0
-    unseen[: len(SPECIAL)] = False
-    return unseen
-
-
-def unknown_words(data: Data, strangers: Mask) -> dict[str, float]:
-    """Which share of the words of dev and test is not in the vocabulary, or there without having been learned.
-
-    A tokenizer of one's own may have no unknown words.
-    """
+def unknown_words(data: Data) -> dict[str, float]:
+    """Which share of the words of dev and test is not in the vocabulary; a tokenizer of one's own may have no such."""
     if not isinstance(data.tokenizer, WordTokenizer):
         return {}
     counts = {name: _count_tokens(data, name) for name in data.splits if name != "train"}
-    return {
-        name: round(float((count[UNKNOWN] + count[strangers].sum()) / max(count.sum(), 1)), 4)
-        for name, count in counts.items()
-    }
+    return {name: round(float(count[UNKNOWN] / max(count.sum(), 1)), 4) for name, count in counts.items()}
 
 
 def _count_tokens(data: Data, split: str) -> np.ndarray[Any, np.dtype[np.int64]]:

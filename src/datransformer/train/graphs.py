@@ -7,7 +7,7 @@ them while a step of another reads it.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -422,8 +422,11 @@ class GraphedStep:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 results = self._step(tensors)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # which would hide what went wrong
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._pool = self._pool or graph.pool()
         return graph, memory, results
 

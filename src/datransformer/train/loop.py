@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from datransformer.data.batches import Batch, plan_batches
 from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
-from datransformer.train.average import EVERY, Average
+from datransformer.train.average import Average
 from datransformer.train.checkpoint import checkpoints, load_checkpoint, load_weights, save_checkpoint, save_tensors
 from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted, TrainingError
@@ -203,9 +203,9 @@ class Loop:
                 self._step(group)
                 state.step += 1
                 state.group += 1
-                if config.average and state.step % EVERY == 0:
+                if self.average.is_due(state.step):
                     self.rows.flush()
-                    self.average.add()
+                    self.average.add(state.step)
                 last = state.group == len(groups)
                 end = (last and self._last_epoch()) or state.step == config.steps
                 if end or (last if config.evaluate_every is None else state.step % config.evaluate_every == 0):
@@ -391,6 +391,8 @@ class Loop:
         self._check_weights()
         self.model.eval()
         state = self.state
+        if self.average.is_due(state.step, at_once=True):
+            self.average.add(state.step)
         with self.average.in_place():
             metrics = self.task.evaluate(self.raw, "dev", self.worker, self.reporter.stage)
             self._keep_if_best(metrics)
@@ -477,7 +479,7 @@ class Loop:
         self.save_best()
         if self.fabric.is_global_zero:
             processes = self.fabric.world_size
-            about = {"dev": self.dev, "losses": self._losses, "processes": processes, "averaged": self.average.count}
+            about = {"dev": self.dev, "losses": self._losses, "processes": processes, "averaged": self.average.step}
             state = {**asdict(self.state), **about}
             save_checkpoint(self.folder / CHECKPOINTS, self.raw, self.rows, state, self.average.means)
         self.fabric.barrier()

@@ -44,7 +44,7 @@ STRONGEST_DECAY = 0.1  # lr λ: with much more, W would leave the range of numbe
 AVERAGE, SQUARE = "exp_avg", "exp_avg_sq"  # m and v, as torch's AdamW names them
 FACTOR = "factor"  # of a group: what the learning rate is multiplied by for it
 DISTANCES = ("distance_weight", "distance_shift")  # how the w and v of a layer are called
-VECTORS = "embedding.weight"  # how the word vectors of a model are called
+VECTORS = "text.embedding.weight"  # how the word vectors of a model are called
 LAST, HISTORY = "last", "history"  # what a state has beside a dense AdamW's while rows are behind
 
 Array = npt.NDArray[np.float64]
@@ -468,8 +468,8 @@ def in_groups(model: nn.Module, *, distance_rate: float = 1.0, vector_rate: floa
     """All parameters of a model, w and v of its heads and its word vectors apart: groups with multiples of the rate."""
     groups: dict[float, list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
-        of_words = name.endswith(VECTORS)
-        factor = distance_rate if name.rpartition(".")[2].startswith(DISTANCES) else vector_rate if of_words else 1.0
+        is_distance = name.rpartition(".")[2].startswith(DISTANCES)
+        factor = distance_rate if is_distance else vector_rate if name == VECTORS else 1.0
         groups.setdefault(factor, []).append(parameter)
     return [{"params": parameters, FACTOR: factor} for factor, parameters in groups.items()]
 
