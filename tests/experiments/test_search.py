@@ -1,5 +1,6 @@
 """The search of the recipe: settings of all methods alike, and no test set."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from datransformer.experiments import search
 from datransformer.experiments.runs import settings_of
+from datransformer.experiments.studies import config_of
 from datransformer.report.searched import searched
 from datransformer.train.progress import Reporter
 
@@ -18,6 +20,14 @@ def data(sst: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     trials = {"base": {}, "rate": {"train.lr": 1e-2}}
     monkeypatch.setattr(search, "ROUNDS", {"first": search.Round(trials, {"sst": 2}, ("vanilla", "distance_aware"))})
     return sst
+
+
+@pytest.mark.parametrize("name", search.ROUNDS)
+def test_a_model_can_be_made_of_every_trial(name: str) -> None:
+    chosen = search.ROUNDS[name]
+    for settings, study, variant in itertools.product(chosen.trials.values(), chosen.seeds, chosen.variants):
+        config = config_of(study, variant, 0, {**search.BASE, "data.vectors": "glove.txt", **settings})
+        config.model.encoder()
 
 
 def test_trials_differ_in_what_they_say_and_never_see_the_test_set(data: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from datransformer.experiments.heads import starting_distances
-from datransformer.experiments.studies import CHOICES, DEFAULTS, STUDIES
+from datransformer.experiments.studies import CHOICES, DEFAULTS, STUDIES, spread
 from datransformer.nn.rpr import RelativePositionAttention
 from datransformer.train.config import TrainConfig
 
@@ -13,6 +13,7 @@ def test_defaults_are_those_of_the_library() -> None:
     started = starting_distances({}, heads)
     even = [-0.5 + head / (heads - 1) for head in range(heads)]
     assert started["distance_weight"] == pytest.approx(even)
+    assert spread(0.5) == pytest.approx(even)
     assert DEFAULTS["w at the start"].value.startswith("-0.5 to 0.5, evenly")
     assert set(started["distance_shift"]) == {DEFAULTS["v at the start"].value}
     clip = starting_distances({"mapping": "clip"}, heads)["distance_shift"]

@@ -19,7 +19,7 @@ from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import DATA
 from datransformer.experiments.search import run_trials
-from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors
+from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors, spread
 from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.nn.mixers import MIXERS
 from datransformer.nn.multihead import MixOptions
@@ -79,14 +79,10 @@ class SignedDistance(_Weighted):
 OWN_MIXERS = {"log_distance": LogDistance, "signed_distance": SignedDistance}
 
 
-def _spread(most: float, heads: int = 16) -> list[float]:
-    return [most * (2 * head / (heads - 1) - 1) for head in range(heads)]
-
-
 OPTIONS: dict[str, Settings] = {
     "w and v at 10 times the rate": {"train.distance_rate": 10.0},
     "w and v at 50 times the rate": {"train.distance_rate": 50.0},
-    "w from −2 to 2 at first": {"model.attention_options": {"distance_weight_init": _spread(2.0)}},
+    "w from −2 to 2 at first": {"model.attention_options": {"distance_weight_init": spread(2.0)}},
     "w = 0 at first": {"model.attention_options": {"distance_weight_init": 0.0}},
     FROM_ZERO: {"model.attention_options": {"distance_weight_init": 0.0}, "train.distance_rate": 10.0},
     "log distance": {"model.attention": "log_distance"},

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from datransformer.data.store import write_text
+from datransformer.experiments.paper import OURS
 from datransformer.experiments.processes import process_count, share_out
 from datransformer.experiments.reproduce import DATA, LANES
 from datransformer.experiments.runs import Place, Record, Shelf, run_all
-from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors
+from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors, spread
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
 from datransformer.train.run import read_json
@@ -140,6 +141,18 @@ STEADY_PAIRS = {
     for pairs in PAIRS.values()
     for trial in ("base", "mean 0.99", "words", "words, mean 0.99")  # vectors are frozen
 }
+# What methods have for themselves, each tried as often as the others' own.
+REACHES: dict[str, Settings] = {f"k = {k}": {"model.attention_options": {"max_distance": k}} for k in (4, 8, 16, 32)}
+CLIPPED: dict[str, Settings] = {
+    f"T = {most}": {"model.attention_options": {"mapping": "clip", "distance_shift_init": most}}
+    for most in (0.5, 1.0, 2.0, 4.0)
+}
+STARTS: dict[str, Settings] = {
+    f"w to {widest}, v = {shift}": {
+        "model.attention_options": {"distance_weight_init": spread(widest), "distance_shift_init": shift}
+    }
+    for widest, shift in ((0.1, 0.0), (0.5, 0.0), (1.0, 0.0), (0.5, 1.0))
+}
 BOTH = ("vanilla", "distance_aware")  # one that knows of distance and one that does not
 ROUNDS: dict[str, Round] = {
     "one by one": Round(ONE_BY_ONE, {"sst": 3, "ag": 1, "snli": 1}, BOTH),
@@ -155,6 +168,9 @@ ROUNDS: dict[str, Round] = {
     "steady, phrases": Round(STEADY, {"sst_phrases": 1}, BOTH),
     "steady, large": Round(STEADY, {"ag": 2, "amazon": 2}, BOTH),
     "steady, pairs": Round(STEADY_PAIRS, {"snli": 1}, BOTH),
+    "k of RPR": Round(REACHES, {"sst": 5}, ("rpr",)),
+    "T of clip": Round(CLIPPED, {"sst": 5}, (OURS,)),
+    "w and v at first": Round(STARTS, {"sst": 5}, (OURS,)),
 }
 
 

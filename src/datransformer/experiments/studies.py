@@ -262,6 +262,12 @@ def plan_study(study: str, seeds: int, data: Settings, caveat: str = "", device:
     ]
 
 
+def spread(widest: float) -> list[float]:
+    """First values of w for the paper's heads, evenly from −``widest`` to it."""
+    heads = CHOICES["model.heads"].value
+    return [widest * (2 * head / (heads - 1) - 1) for head in range(heads)]
+
+
 def config_of(study: str, variant: str, seed: int, data: Settings, changed: Settings | None = None) -> RunConfig:
     """The settings of one run: the choices for all, those of the study, of the data, of the variant, and changes."""
     chosen = {name: choice.value for name, choice in {**CHOICES, **STUDIES[study].choices}.items()}

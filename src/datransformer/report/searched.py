@@ -136,7 +136,16 @@ def _column(study: str) -> Column:
 
 
 def _settings(settings: Mapping[str, Any]) -> str:
-    return escaped(", ".join(f"{name} = {value}" for name, value in settings.items())) or AS_THEY_WERE
+    return escaped(", ".join(f"{name} = {_value(value)}" for name, value in settings.items())) or AS_THEY_WERE
+
+
+def _value(value: Any) -> str:
+    """A setting, a list of numbers by its ends."""
+    if isinstance(value, dict):
+        return f"({', '.join(f'{name} = {_value(one)}' for name, one in value.items())})"
+    if isinstance(value, list) and len(value) > 2 and all(isinstance(one, int | float) for one in value):
+        return f"{value[0]:g} to {value[-1]:g}"
+    return str(value)
 
 
 def _round(trials: Rows) -> list[str]:
