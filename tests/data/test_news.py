@@ -26,7 +26,7 @@ def write(folder: Path, impressions: list[tuple[str, str, str]] = IMPRESSIONS) -
     return folder
 
 
-def prepared(folder: Path, dev: bool = True, **options: int) -> NewsData:
+def prepared(folder: Path, dev: bool = True, **options: object) -> NewsData:
     write(folder / "train")
     return prepare_news(
         folder / "train",
@@ -80,6 +80,16 @@ def test_each_click_meets_news_that_was_not_clicked(tmp_path: Path) -> None:
     assert batch.targets is not None
     assert batch.targets.tolist() == [0] * 4
     assert batch.rows.tolist() == [1, 2, 3, 3]
+
+
+def test_titles_know_words_of_the_vectors_if_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.txt"
+    path.write_text("unheard 1\nof 2\n")
+    plain = prepared(tmp_path)
+    data = prepared(tmp_path, vectors=str(path), vector_words=True)
+    assert data.tokenizer.words == [*plain.tokenizer.words, "unheard", "of"]
+    assert data.notes[0] == "words of vectors.txt in the vocabulary beside those of training: 2"
+    assert data.fingerprint != plain.fingerprint == prepared(tmp_path, vectors=str(path)).fingerprint
 
 
 def test_impressions_that_teach_nothing_are_counted(tmp_path: Path) -> None:

@@ -104,14 +104,15 @@ def prepare_news(
     """
     folders = {name: path for name, path in (("train", train), ("dev", dev), ("test", test)) if path is not None}
     hashes = [hash_file(path / file, progress) for path in folders.values() for file in (NEWS, BEHAVIORS)]
-    key = fingerprint(hashes, list(folders), "recommend", settings_key(config))
+    key = fingerprint(hashes, list(folders), "recommend", settings_key(config, progress))
 
     def build(target: Path) -> None:
         bad_rows = BadRows(skip=config.bad_rows == "skip")
+        notes: list[str] = []
         tokenizer: TextTokenizer
         if config.tokenizer == "words":
             counts = count_words(pa.array(titles, pa.string()) for _, titles in read_news(train / NEWS, BadRows(True)))
-            tokenizer = word_tokenizer(counts, config, progress)
+            tokenizer = word_tokenizer(counts, config, notes, progress)
         else:
             tokenizer = load_tokenizer(Path(config.tokenizer))
         tokenizer.save(target / "tokenizer.json")
@@ -119,7 +120,7 @@ def prepare_news(
             encode_impressions(
                 path, target / name, tokenizer=tokenizer, config=config, bad_rows=bad_rows, progress=progress
             )
-        write_text(target / "about.json", json.dumps({"notes": bad_rows.lines()}, ensure_ascii=False))
+        write_text(target / "about.json", json.dumps({"notes": notes + bad_rows.lines()}, ensure_ascii=False))
 
     def check(target: Path) -> None:
         json.loads((target / "about.json").read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from datransformer.data.errors import BadRows, InputError
 from datransformer.data.probe import Probe
 from datransformer.data.readers import check_file, guess_format, read_rows
 from datransformer.data.store import Array, write_text
-from datransformer.data.tokenizer import TextTokenizer, WordTokenizer, count_words, load_tokenizer
+from datransformer.data.tokenizer import SPECIAL, TextTokenizer, WordTokenizer, count_words, load_tokenizer
 from datransformer.data.vectors import files_of_vectors, read_words
 
 try:
@@ -133,7 +133,7 @@ def prepare_texts(
     """
     sources = [None if rows is None else rows.identity for rows in (splits.train, splits.dev, splits.test)]
     counts = (splits.train_rows, splits.dev_rows, splits.test_rows, splits.keep_labels)
-    key = fingerprint(sources, counts, shape, rating, settings_key(config))
+    key = fingerprint(sources, counts, shape, rating, settings_key(config, progress))
 
     def build(folder: Path) -> None:
         _build(folder, splits, shape=shape, rating=rating, config=config, progress=progress)
@@ -207,7 +207,7 @@ def _build(
             if name in batch.schema.names
         )
         counts = count_words(texts)
-        tokenizer = word_tokenizer(counts, config, progress)
+        tokenizer = word_tokenizer(counts, config, notes, progress)
     else:
         tokenizer = load_tokenizer(Path(config.tokenizer))
     tokenizer.save(folder / "tokenizer.json")
@@ -452,23 +452,31 @@ def hash_file(path: Path, progress: Progress = no_progress) -> str:
     return digest.hexdigest()
 
 
-def word_tokenizer(counts: Counter[str], config: DataConfig, progress: Progress) -> WordTokenizer:
-    """The vocabulary of the training rows, with the words of the vectors if they are asked for."""
+def word_tokenizer(counts: Counter[str], config: DataConfig, notes: list[str], progress: Progress) -> WordTokenizer:
+    """The vocabulary of the training rows, with the words of the vectors if they are asked for, of which notes tell."""
     further: Sequence[str] = ()
     if config.vector_words:
         assert config.vectors is not None
         path = Path(config.vectors)
         bad_rows = BadRows(skip=config.bad_rows == "skip")  # whoever reads the vectors tells of them
         further = read_words(path, bad_rows, progress=lambda done, total: progress(f"reading {path.name}", done, total))
-    return WordTokenizer.from_counts(counts, further, limit=config.vocabulary, min_count=config.min_count)
+    tokenizer = WordTokenizer.from_counts(counts, further, limit=config.vocabulary, min_count=config.min_count)
+    if further:
+        words = tokenizer.words[len(SPECIAL) :]
+        count = sum(counts[word] < config.min_count for word in words)
+        full = (
+            f"; no more have room: data.vocabulary is {config.vocabulary:,}" if len(words) == config.vocabulary else ""
+        )
+        notes.append(f"words of {path.name} in the vocabulary beside those of training: {count:,}{full}")
+    return tokenizer
 
 
-def settings_key(config: DataConfig) -> dict[str, Any]:
+def settings_key(config: DataConfig, progress: Progress = no_progress) -> dict[str, Any]:
     """What of ``config`` decides how the encoded data look."""
     fields = asdict(config)
     vectors, with_words = fields.pop("vectors"), fields.pop("vector_words")
     if with_words:
-        fields["vector_words"] = [hash_file(path) for path in files_of_vectors(Path(vectors))]
+        fields["vector_words"] = [hash_file(path, progress) for path in files_of_vectors(Path(vectors))]
     if config.tokenizer != "words":
         fields["tokenizer"] = hash_file(Path(config.tokenizer))
     return fields
