@@ -690,6 +690,12 @@ def test_the_settings_are_listed(call: Call, monkeypatch: pytest.MonkeyPatch) ->
         "meaning": "Which rows those are.",
     } in listed
     assert "datransformer settings" in " ".join(call("train", "--help").out.replace("│", " ").split())
+    some = call("settings", "vector").out
+    assert "data.vector_words" in some
+    assert "train.vector_rate" in some
+    assert "train.lr" not in some
+    assert "…" not in table.out
+    assert "nope: no setting has this in its name" in call("settings", "nope").error
 
 
 @pytest.mark.parametrize(

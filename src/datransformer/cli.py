@@ -326,18 +326,21 @@ def train(
 
 @app.command("settings")
 def settings_command(
+    part: Annotated[str, typer.Argument(help="Only settings with this in their name, vector say.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list with an object for each.")] = False,
 ) -> None:
     """List every setting that train takes with --set or --config: its kind, default and meaning."""
     from datransformer.train.settings import list_settings
 
-    settings = list_settings()
+    settings = [setting for setting in list_settings() if part in setting.key]
+    if not settings:
+        raise InputError(f"{part}: no setting has this in its name; without it all are listed")
     if as_json:
         typer.echo(json.dumps([vars(setting) for setting in settings]))
         return
     table = Table(title="--set SETTING=VALUE", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for heading, widest in (("setting", None), ("kind", 13), ("default", 14), ("meaning", None)):
-        table.add_column(heading, no_wrap=heading == "setting", max_width=widest)
+        table.add_column(heading, no_wrap=heading == "setting", max_width=widest, overflow="fold")
     for setting in settings:
         default = setting.default if isinstance(setting.default, str) else json.dumps(setting.default)
         table.add_row(*map(escape, (setting.key, setting.kind, default, setting.meaning)))

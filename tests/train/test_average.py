@@ -11,7 +11,7 @@ from safetensors.torch import load
 from torch import nn
 
 from datransformer.train import average, loop
-from datransformer.train.average import EVERY, Average
+from datransformer.train.average import Average
 from datransformer.train.config import TrainConfig
 from datransformer.train.errors import Interrupted
 
@@ -39,13 +39,14 @@ def test_by_hand() -> None:
     assert model.weight.item() == 1.0
 
 
-def test_when_it_is_due() -> None:
-    mean = Average(nn.Linear(1, 1), 0.9)
-    assert [step for step in range(1, 3 * EVERY) if mean.is_due(step)] == [EVERY, 2 * EVERY]
+@pytest.mark.parametrize(("keep", "every"), [(0.5, 1), (0.9, 1), (0.99, 10), (0.9999, 25)])
+def test_when_it_is_due(keep: float, every: int) -> None:
+    mean = Average(nn.Linear(1, 1), keep)
+    assert [step for step in range(1, 60) if mean.is_due(step)] == [*range(every, 60, every)]
     assert mean.is_due(7, at_once=True)
     mean.add(7)
     assert not mean.is_due(7, at_once=True)
-    assert not Average(nn.Linear(1, 1), 0.0).is_due(EVERY, at_once=True)
+    assert not Average(nn.Linear(1, 1), 0.0).is_due(25, at_once=True)
 
 
 def test_without_any_there_is_nothing_to_put_in_place_and_what_is_frozen_stays_out() -> None:
@@ -71,8 +72,8 @@ def test_weights_come_back_after_an_error() -> None:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Every second step counts."""
-    monkeypatch.setattr(average, "EVERY", 2)
+    """How many steps are between two looks where a mean keeps 0.8."""
+    monkeypatch.setattr(average, "OFTEN", 2)
     return 2
 
 

@@ -89,6 +89,15 @@ def test_scikit_learn_can_clone_and_validate_it() -> None:
     assert scores.mean() > 0.8
 
 
+def test_settings_may_be_named_as_on_the_command_line() -> None:
+    named = {"train.steps": 1, "train": {"patience": 2}, "model.attention_options": {"mapping": "clip"}}
+    config = TextClassifier(settings=named)._config()
+    assert (config.train.steps, config.train.patience) == (1, 2)
+    assert config.model.attention_options == {"mapping": "clip"}
+    with pytest.raises(InputError, match=r"unknown setting 'patience', .*; did you mean train\.patience\?"):
+        TextClassifier(settings={"patience": 2})._config()
+
+
 def test_all_settings_can_be_reached() -> None:
     settings = {"train": {"steps": 1}, "model": {"attention_options": {"mapping": "clip"}}}
     classifier = TextClassifier(**TINY, settings=settings).fit(TEXTS, LABELS)  # type: ignore[arg-type]

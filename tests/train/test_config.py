@@ -133,7 +133,7 @@ WRONG: list[tuple[str, object, str]] = [
         "max_title_length", "max_history",
     )),
     ("data.bad_rows", "nope", "got 'nope', expected one of 'stop', 'skip'"),
-    ("data.vector_words", True, "got true, expected it with data.vectors and the tokenizer 'words' alone"),
+    ("data.vector_words", True, "got true, expected data.vectors, a file of word vectors (--vectors), with it"),
     ("data.text_columns", [], "got none, expected at least one"),
     *(("data.dev_share", value, "expected a number between 0 and 1") for value in (0, 1, -1, math.nan)),
     ("task", "nope", "got 'nope', expected one of 'sentence', 'pair', 'document', 'recommend'"),

@@ -25,8 +25,8 @@ class DataConfig:
         vocabulary: How many words are kept at most, the most frequent ones.
         min_count: Words that occur less often in training are unknown.
         vectors: A file of word vectors, or None to start from random ones.
-        vector_words: Whether words that ``vectors`` has and training has not are in the vocabulary too, behind those of
-            training and in the order of the file, as far as there is room. Nothing trains them.
+        vector_words: Whether other words of ``vectors`` are in the vocabulary too, behind those of training and in the
+            order of the file, as far as there is room. Nothing trains those that training does not have.
         max_length: Tokens of a text; what lies behind is cut off and counted.
         max_sentences: Sentences of a document, likewise.
         max_sentence_length: Tokens of a sentence; a longer one goes on as the next sentence.
@@ -61,8 +61,12 @@ class DataConfig:
             raise ValueError(f"dev_share: got {self.dev_share}, expected a number between 0 and 1")
         if self.split_seed < 0:
             raise ValueError(f"split_seed: got {self.split_seed}, expected 0 or more")
-        if self.vector_words and (self.vectors is None or self.tokenizer != "words"):
-            raise ValueError("vector_words: got true, expected it with data.vectors and the tokenizer 'words' alone")
+        if self.vector_words and self.vectors is None:
+            raise ValueError(
+                "vector_words: got true, expected data.vectors, a file of word vectors (--vectors), with it"
+            )
+        if self.vector_words and self.tokenizer != "words":
+            raise ValueError("vector_words: got true, expected no data.tokenizer (--tokenizer), whose tokens are fixed")
         for name in ("vocabulary", "max_length", "max_sentences", "max_sentence_length", "max_title_length"):
             if getattr(self, name) > MOST:
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected at most {MOST:,}")

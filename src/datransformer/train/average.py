@@ -6,13 +6,14 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-EVERY = 25  # steps between two that are looked at: whoever reads all weights pays for all rows of word vectors
+LONGEST = 25  # steps between two looks at most
+OFTEN = 10  # looks in the time that counts: whoever reads all weights pays for all rows of word vectors
 
 
 class Average:
     """A mean in which a step counts ``keep`` times as much as the one after it.
 
-    Weights are looked at now and then, and stand for the steps since they were last looked at.
+    Weights are looked at every tenth of that time or oftener, and stand for the steps since they were last looked at.
 
     Args:
         model: Whose parameters are averaged, as far as they are trained.
@@ -21,13 +22,14 @@ class Average:
 
     def __init__(self, model: nn.Module, keep: float) -> None:
         self._keep = keep
+        self._every = min(max(round(1 / (1 - keep) / OFTEN), 1), LONGEST)
         self._weights = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self.means: dict[str, Tensor] = {}
         self.step = 0
 
     def is_due(self, step: int, *, at_once: bool = False) -> bool:
-        """Whether weights should be looked at after ``step``: every `EVERY` steps, or whenever the mean is needed."""
-        return self._keep > 0 and step > self.step and (at_once or step % EVERY == 0)
+        """Whether weights should be looked at after ``step``: now and then, or whenever the mean is needed."""
+        return self._keep > 0 and step > self.step and (at_once or step % self._every == 0)
 
     @torch.no_grad()
     def add(self, step: int) -> None:

@@ -45,7 +45,8 @@ class TextClassifier:
         vectors: A file of word vectors, or None.
         device: ``auto``, ``cpu`` or ``cuda``.
         verbose: Whether to show progress.
-        settings: Any other setting of a run, nested, as in a ``config.yaml``: ``{"train": {"patience": 2}}``.
+        settings: Any other setting of a run, nested as in a ``config.yaml``, ``{"train": {"patience": 2}}``, or with the
+            name that the command line has for it, ``{"train.patience": 2}``.
     """
 
     def __init__(
@@ -196,8 +197,11 @@ class TextClassifier:
         values: dict[str, Any] = {"data": {"split_seed": self.seed}, "model": {}, "train": {}}
         for name, group in _GROUPS.items():
             values[group][name] = getattr(self, name)
-        for group, options in (self.settings or {}).items():
-            values[group] = {**values.get(group, {}), **options} if isinstance(options, dict) else options
+        for name, options in (self.settings or {}).items():
+            group, dot, key = str(name).partition(".")
+            own = {key: options} if dot else options
+            before = values.get(group, {})
+            values[group] = {**before, **own} if isinstance(own, dict) and isinstance(before, dict) else own
         config = from_dict(RunConfig, values, "settings")
         if config.task != "sentence" or config.rating:
             raise InputError("settings: a TextClassifier finds classes of sentences; other tasks have the command line")

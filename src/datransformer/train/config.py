@@ -36,7 +36,7 @@ class TrainConfig:
         accumulate: Batches that make up one optimiser step.
         lr: Learning rate.
         distance_rate: Learning rate of the w and v of distance-aware attention, as a multiple of ``lr``.
-        vector_rate: Learning rate of the word vectors, likewise; ``model.freeze_vectors`` keeps them as they are.
+        vector_rate: Learning rate of the word vectors, as a multiple of ``lr``.
         weight_decay: Decoupled weight decay.
         warmup: Steps in which the rate rises from 0.
         schedule: ``constant``, or ``cosine`` down to 0 at the last step.
@@ -191,7 +191,9 @@ def from_dict(kind: type[Config], values: Any, where: str) -> Config:
     arguments = {}
     for key, value in values.items():
         if key not in hints:
-            raise InputError(f"{where}: unknown setting {key!r}, expected one of: {', '.join(hints)}")
+            meant = [group for group, hint in hints.items() if key in getattr(hint, "__dataclass_fields__", ())]
+            hint = "".join(f"; did you mean {group}.{key}?" for group in meant)
+            raise InputError(f"{where}: unknown setting {key!r}, expected one of: {', '.join(hints)}{hint}")
         arguments[key] = _convert(hints[key], value, _below(where, key))
     try:
         return kind(**arguments)

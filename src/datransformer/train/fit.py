@@ -265,8 +265,7 @@ def _fit(
     for name, share in unknown.items():
         if share > UNKNOWN_HINT:
             reporter.say(
-                f"{share:.0%} of the words in {name} are not in the vocabulary, which is that of the training rows; "
-                "more rows, or a --tokenizer that cuts words into pieces, may help"
+                f"{share:.0%} of the words in {name} are not in the vocabulary; {_remedy(config.data)} may help"
             )
     state = outcome.state
     result = {
@@ -292,6 +291,13 @@ def _fit(
         finish_folder(folder, result)
     fabric.barrier()
     return Fitted(result, model, task, data.tokenizer.words, worker_of(fabric))
+
+
+def _remedy(config: DataConfig) -> str:
+    """What brings more words into the vocabulary."""
+    if config.vectors is None:
+        return "more rows, or a --tokenizer that cuts words into pieces,"
+    return "a larger data.vocabulary" if config.vector_words else "more rows, or --set data.vector_words=true,"
 
 
 def load_data(config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
