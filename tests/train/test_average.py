@@ -73,7 +73,7 @@ def test_weights_come_back_after_an_error() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> int:
     """How many steps are between two looks where a mean keeps 0.8."""
-    monkeypatch.setattr(average, "OFTEN", 2)
+    monkeypatch.setattr(average, "OFTEN", 2.5)
     return 2
 
 

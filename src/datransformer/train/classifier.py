@@ -45,8 +45,8 @@ class TextClassifier:
         vectors: A file of word vectors, or None.
         device: ``auto``, ``cpu`` or ``cuda``.
         verbose: Whether to show progress.
-        settings: Any other setting of a run, nested as in a ``config.yaml``, ``{"train": {"patience": 2}}``, or with the
-            name that the command line has for it, ``{"train.patience": 2}``.
+        settings: Any other setting of a run, nested as in a ``config.yaml``, ``{"train": {"patience": 2}}``, or with
+            the name that the command line has for it, ``{"train.patience": 2}``.
     """
 
     def __init__(
