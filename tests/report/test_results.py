@@ -83,10 +83,13 @@ def test_methods(claim: str, lost: dict[str, float], close: dict[str, float]) ->
     failed = judge(claim, merge(others, make_results({**GOOD, **lost}, PAPER[0])))
     assert failed.verdict == FAILED
     assert "the other way round in" in failed.numbers
+    assert failed.contradicted
+    assert not held.contradicted
     assert any("AG, Accuracy" in text and "-" in text for text in failed.differences)
     noise = judge(claim, merge(others, make_results({**GOOD, **close}, PAPER[0])))
     assert noise.verdict == FAILED
     assert "the difference is within noise in" in noise.numbers
+    assert not noise.contradicted
     partly = judge(claim, make_results(GOOD, "ag", "mind"))
     assert partly.verdict == UNTESTED
     assert "no runs for it on amazon, sst, snli" in partly.numbers
@@ -209,6 +212,7 @@ def test_heads_of_words(claim: str, study: str, name: str, values: list[float], 
     found = judge(claim, with_heads(study, levels, name))
     assert found.verdict == verdict, found
     assert numbers in found.numbers
+    assert found.contradicted == (verdict == FAILED and "within noise" not in numbers)
     assert judge(claim, with_heads(study, levels, name, seeds=1)).verdict == UNTESTED
 
 
@@ -237,6 +241,7 @@ def test_heads_that_spread_over_runs_are_not_half() -> None:
     verdict = judge("half_near_half_far", Results(records))
     assert verdict.verdict == FAILED
     assert "2.0 ± 2.0 of 4" in verdict.numbers
+    assert not verdict.contradicted
 
 
 def test_heads_that_are_most_in_some_runs_alone_are_noise() -> None:
@@ -283,6 +288,7 @@ def test_length() -> None:
 
     falling = judge("length_does_not_decide", results({"mind": 9, "sst": 7, "snli": 7, "ag": 4, "amazon": 1}))
     assert falling.verdict == FAILED
+    assert falling.contradicted
     assert "mind 11.52 words 0.90" in falling.numbers
     loose = judge("length_does_not_decide", results({"mind": 5, "sst": 4, "snli": 6, "ag": 4, "amazon": 6}))
     assert loose.verdict == UNTESTED
@@ -428,11 +434,31 @@ def test_where_ours_stands_is_told_at_once() -> None:
 
     wide = {**{name: 2 - score for name, score in GOOD.items()}, OURS: 1.3}  # errors
     top = results_page(make_results(wide, "amazon_rating"))
-    assert "of 1 set-ups ahead on 0, behind on 1; clearly ahead on 0; clearly behind on 1 (Amazon, rating" in top
+    assert "of 1 set-up ahead on 0, behind on 1; clearly ahead on 0; clearly behind on 1 (Amazon, rating" in top
     assert "| Amazon, rating regression, RMSE (less is better) | 1.300 | — |" in top
     assert "The paper has 5 seeds a method" in top
     alone = results_page(make_results(GOOD, seeds=1))
     assert "5 runs, up to one seed a method, on cpu. **12 of the 17 runs that one seed take are missing.** The" in alone
+
+
+def test_what_knows_no_places_and_what_is_clearly_otherwise_is_told_at_once() -> None:
+    scores = {**GOOD, "none": 0.85, "vanilla": 0.80, "xl": 0.95}
+    top = results_page(make_results(scores, *PAPER)).partition("## What holds")[0]
+    names = "AG; Amazon; SST; SNLI, 3 classes, joint; MIND"
+    assert (
+        "- DA-Transformer against no positions: of 5 set-ups ahead on 5, behind on 0; clearly ahead on 5 "
+        f"({names}); clearly behind on 0." in top
+    )
+    assert (
+        "- Transformer against no positions: of 5 set-ups ahead on 0, behind on 5; clearly ahead on 0; clearly behind "
+        f"on 5 ({names})." in top
+    )
+    verdicts = [judge(claim, make_results(scores, *PAPER)) for claim in CLAIMS]
+    failed = [verdict for verdict in verdicts if verdict.verdict == FAILED]
+    other = sum(verdict.contradicted for verdict in failed)
+    assert other > 0
+    told = f"({other} because something is clearly otherwise, {len(failed) - other} within noise)"
+    assert f"{len(failed)} not reproduced {told}" in top
 
 
 def test_heads_that_stay_where_they_were_put_tell_nothing() -> None:

@@ -79,7 +79,9 @@ def test_options_against_plain_ours() -> None:
     beyond = {"note": "Ideas", "rows": rows}
     lines = beyond_the_paper(results, beyond)
     assert lines[0] == "Ideas"
-    assert lines[2].endswith("On dev clearly better: none; clearly worse: none.")
+    assert lines[2].endswith(
+        "On dev clearly better: none; clearly worse: none (p < 0.05 after Holm's correction over 1 test)."
+    )
     # Means 0.825 and 0.805, both variances 0.00005: t = 0.02 / √0.00005 with 2 degrees of freedom.
     assert lines[6:] == [
         "| option | AG, Accuracy, dev | AG, Accuracy, test | Amazon, rating regression, RMSE, test "
@@ -117,7 +119,9 @@ def test_which_options_are_clearly_better_or_worse() -> None:
     ]  # fmt: skip
     lines = beyond_the_paper(results, {"note": "", "rows": rows})
     better, worse = "up on AG and Amazon, rating regression", "down on AG"
-    assert lines[0].endswith(f"On dev clearly better: {better}; clearly worse: {worse}.")
+    assert lines[0].endswith(
+        f"On dev clearly better: {better}; clearly worse: {worse} (p < 0.05 after Holm's correction over 4 tests)."
+    )
     table = [line for line in lines if line.startswith("| ")]
     assert [line.split(" | ")[0] for line in table[2:]] == ["| up", "| down", "| even"]
     assert all("3 and 5" in line.split(" | ")[1] for line in table[2:])

@@ -11,7 +11,7 @@ from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.studies import STUDIES, VARIANTS
 from datransformer.report.records import Results
-from datransformer.report.statistics import SIGNIFICANT, Significance, ranked, welch_t_test
+from datransformer.report.statistics import SIGNIFICANT, Significance, holm, ranked, welch_t_test
 from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
 
 AS_THEY_WERE = "nothing changed"
@@ -84,19 +84,30 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
 
 
 def clear_options(results: Results, rows: Rows) -> str:
-    """Which options are clearly better on dev than none, and which worse, in words."""
-    told: dict[str, list[str]] = {"better": [], "worse": []}
-    for option in options_of(rows):
-        where: dict[str, list[str]] = {"better": [], "worse": []}
-        for study in dict.fromkeys(row["study"] for row in rows):
-            tested = difference_to_plain(results, rows, option, study, "dev")
-            if tested is not None and tested.welch.p is not None and tested.welch.p < SIGNIFICANT:
-                side = "better" if (tested.welch.difference > 0) == _column(study).higher_is_better else "worse"
-                where[side].append(STUDIES[study].title)
-        for side, titles in where.items():
-            if titles:
-                told[side].append(f"{escaped(option)} on {' and '.join(titles)}")
-    return "; ".join(f"clearly {side}: {', '.join(options) or 'none'}" for side, options in told.items())
+    """Which options are clearly better on dev than none, and which worse, after Holm's correction over all of them."""
+    tests = {
+        (option, study): tested.welch
+        for option in options_of(rows)
+        for study in dict.fromkeys(row["study"] for row in rows)
+        if (tested := difference_to_plain(results, rows, option, study, "dev")) is not None
+    }
+    found: dict[str, dict[str, list[str]]] = {"better": {}, "worse": {}}
+    for (option, study), p in holm({key: test.p for key, test in tests.items()}).items():
+        if p is not None and p < SIGNIFICANT:
+            better = (tests[option, study].difference > 0) == _column(study).higher_is_better
+            where = found["better" if better else "worse"]
+            where.setdefault(option, []).append(STUDIES[study].title)
+    told = {
+        side: ", ".join(f"{escaped(option)} on {' and '.join(titles)}" for option, titles in where.items()) or "none"
+        for side, where in found.items()
+    }
+    listed = "; ".join(f"clearly {side}: {options}" for side, options in told.items())
+    count = sum(test.p is not None for test in tests.values())
+    return (
+        f"{listed} (p < {SIGNIFICANT} after Holm's correction over {count} test{'s' if count > 1 else ''})"
+        if count
+        else listed
+    )
 
 
 def options_of(rows: Rows) -> list[str]:

@@ -55,11 +55,14 @@ class Verdict:
         verdict: `HELD`, `FAILED` or `UNTESTED`.
         numbers: What it rests on, or why it cannot be tested.
         differences: One by one, where there are many.
+        contradicted: Whether a claim that is not reproduced is so because something is clearly otherwise, not because
+            the runs cannot tell.
     """
 
     verdict: str
     numbers: str
     differences: tuple[str, ...] = ()
+    contradicted: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ def _shown(values: Floats, digits: int, sign: str = "") -> str:
     return f"{summary.mean:{sign}.{digits}f}{spread}"
 
 
-def _judge(holds: bool, numbers: str) -> Verdict:
-    return Verdict(HELD if holds else FAILED, numbers)
+def _judge(holds: bool, numbers: str, *, noise: bool = False) -> Verdict:
+    return Verdict(HELD if holds else FAILED, numbers, contradicted=not (holds or noise))
 
 
 def _no_runs(missing: Iterable[str]) -> str:
@@ -125,7 +128,7 @@ def _judge_duels(duels: Sequence[Duel], missing: Sequence[str]) -> Verdict:
     if missing:
         parts.append(_no_runs(missing))
     verdict = FAILED if noise or lost else UNTESTED if untold or missing else HELD
-    return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels))
+    return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels), bool(lost))
 
 
 def _duel(what: str, column: Column, test: Significance) -> Duel:
@@ -239,7 +242,7 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
         column = columns_of(STUDIES["amazon_rating"])[0]
         what = f"RMSE: ours − {VARIANTS[leader.rival].label}"
         numbers += f"; {_duel(what, column, leader.welch).text}"
-    return _judge(not opposite and len(same) > len(apart) / 2, numbers)
+    return _judge(not opposite and len(same) > len(apart) / 2, numbers, noise=not opposite)
 
 
 def _against(values: Floats, bound: float) -> float | None:
@@ -281,8 +284,9 @@ def _half(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     )
     if _stuck(values, start):
         return Verdict(UNTESTED, f"{numbers}: {PUT}")
-    if abs(below.mean - 0.5) > NEARLY or (below.deviation or 0) > STEADY:
-        return Verdict(FAILED, numbers)
+    unequal = abs(below.mean - 0.5) > NEARLY
+    if unequal or (below.deviation or 0) > STEADY:
+        return _judge(False, numbers, noise=not unequal)
     if moved.mean() < MOVED * heads:
         return Verdict(UNTESTED, f"{numbers}: {PUT}")
     return Verdict(HELD, numbers)
@@ -316,7 +320,7 @@ def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, F
             return Verdict(UNTESTED, f"{numbers}: {PUT}")
         if p is None:
             return Verdict(UNTESTED, f"{numbers}: {TOO_FEW}")
-        return _judge(p < SIGNIFICANT and counts.mean() > heads / 2, numbers)
+        return _judge(p < SIGNIFICANT and counts.mean() > heads / 2, numbers, noise=p >= SIGNIFICANT)
 
     return judge
 
@@ -400,7 +404,7 @@ def _length(results: Results, comparisons: Comparisons) -> Verdict:
         f"({shown_p(found.p)}, 95 % interval {found.low:+.2f} to {found.high:+.2f})"
     )
     if found.p < SIGNIFICANT:
-        return Verdict(FAILED, numbers)
+        return _judge(False, numbers)
     if max(-found.low, found.high) > LOOSE:
         return Verdict(UNTESTED, f"{numbers}: {found.count} data sets cannot rule a correlation out")
     return Verdict(HELD, numbers)
