@@ -141,6 +141,14 @@ STEADY_PAIRS = {
     for pairs in PAIRS.values()
     for trial in ("base", "mean 0.99", "words", "words, mean 0.99")  # vectors are frozen
 }
+# With more words known there is more to be learned before a model knows its training texts by heart.
+LONGER: dict[str, Settings] = {
+    "words, 10 epochs": {"train.epochs": 10},
+    "words, dropout 0.1": {"model.dropout": 0.1},
+    "words, 10 epochs, vectors at 0.3": {"train.epochs": 10, "train.vector_rate": 0.3},
+    "words, 10 epochs, rate 5e-4": {"train.epochs": 10, "train.lr": 5e-4},
+}
+LONGER = {trial: {**WORDS, **settings} for trial, settings in LONGER.items()}
 # What methods have for themselves, each tried as often as the others' own.
 REACHES: dict[str, Settings] = {f"k = {k}": {"model.attention_options": {"max_distance": k}} for k in (4, 8, 16, 32)}
 CLIPPED: dict[str, Settings] = {
@@ -168,6 +176,7 @@ ROUNDS: dict[str, Round] = {
     "steady, phrases": Round(STEADY, {"sst_phrases": 1}, BOTH),
     "steady, large": Round(STEADY, {"ag": 2, "amazon": 2}, BOTH),
     "steady, pairs": Round(STEADY_PAIRS, {"snli": 1}, BOTH),
+    "longer": Round(LONGER, {"sst": 5}, BOTH),
     "k of RPR": Round(REACHES, {"sst": 5}, ("rpr",)),
     "T of clip": Round(CLIPPED, {"sst": 5}, (OURS,)),
     "w and v at first": Round(STARTS, {"sst": 5}, (OURS,)),
