@@ -88,6 +88,15 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+def test_words_that_a_run_does_not_know_are_told(call: Call, run_folder: Path, tmp_path: Path) -> None:
+    told = "67% of the words are not in the vocabulary of the run"
+    assert told in call("predict", run_folder, "--text", "zzzz qqqq film", "--device", "cpu").err
+    assert (
+        told in call("evaluate", run_folder, "--data", write_csv(tmp_path / "t.csv", [("zz qq film", "positive")])).err
+    )
+    assert "vocabulary" not in call("predict", run_folder, "--text", "good film", "--device", "cpu").err
+
+
 @pytest.fixture
 def run_copy(run_folder: Path, tmp_path: Path) -> Path:
     """A copy of the run to be spoilt."""

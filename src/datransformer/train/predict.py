@@ -23,7 +23,8 @@ from datransformer.data.news import Impressions, encode_impressions
 from datransformer.data.prepare import Progress, Rows, encode_texts, file_rows, no_progress
 from datransformer.data.readers import unlike
 from datransformer.data.store import Array, atomic_path
-from datransformer.train.fit import columns_of
+from datransformer.data.tokenizer import UNKNOWN, WordTokenizer
+from datransformer.train.fit import UNKNOWN_HINT, columns_of
 from datransformer.train.metrics import classification_metrics, rating_metrics
 from datransformer.train.run import Run
 from datransformer.train.tasks import ALONE, Answers, Worker, answer_texts, rank_scores, rankable, score_impressions
@@ -83,7 +84,16 @@ def answer_rows(
         if next(run.model.parameters()).device != worker.device:  # to look at every parameter takes time
             run.model.to(worker.device)
         answers = answer_texts(run.model, examples, run.config, worker, progress)
+        notes += _unknown(run, examples.tokens.values)
     return Answered(examples.rows.tolist(), answers, examples, cut, notes)
+
+
+def _unknown(run: Run, tokens: Array) -> list[str]:
+    """A line on words that the run does not know, where there are many; other tokenizers may have no such."""
+    share = float(np.mean(tokens == UNKNOWN)) if len(tokens) else 0.0
+    if not isinstance(run.tokenizer, WordTokenizer) or share <= UNKNOWN_HINT:
+        return []
+    return [f"{share:.0%} of the words are not in the vocabulary of the run, and are all the same to it"]
 
 
 def answer_each(run: Run, rows: Sequence[Sequence[str]], worker: Worker = ALONE) -> list[dict[str, Any]]:
