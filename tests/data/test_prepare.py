@@ -56,7 +56,7 @@ def test_words_of_the_vectors_come_behind_those_of_training_whatever_held_out_ro
         assert data.notes == ("words of vectors.txt in the vocabulary beside those of training: 2",)
     data = prepared(RowSplits(train, dev), cache, **options, vocabulary=42)
     assert data.tokenizer.words == [*plain.tokenizer.words, "newer"]
-    assert data.notes[0].endswith(": 1; no more have room: "
+    assert data.notes[0].endswith(": 1; it is full: "
                                   "data.vocabulary is 42")  # fmt: skip
     path.write_text("newest 1\nnew 3\n")
     assert prepared(RowSplits(train, dev), cache, **options).tokenizer.words[-2:] == ["newest", "new"]

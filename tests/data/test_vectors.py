@@ -116,6 +116,25 @@ def test_bad_lines_have_no_word_that_could_be_read(tmp_path: Path) -> None:
     assert read_words(path, BadRows(skip=True)) == ["the", "cat"]
 
 
+def test_words_with_values_that_cannot_be_used_are_skipped_with_them(tmp_path: Path) -> None:
+    path = tmp_path / "glove.txt"
+    path.write_text("good 1 2\nbad 1 nan\nworse 1 x\nworst 1e39 1\nfine -1 0\n")
+    assert read_words(path, BadRows(skip=True)) == ["good", "fine"]
+    assert read_words(path, BadRows()) == ["good", "bad", "worse", "worst", "fine"]  # read_vectors stops at them
+    np.save(tmp_path / "v.npy", np.array([[1, 2], [1, np.nan], [3, 4]], np.float32))
+    (tmp_path / "words.txt").write_text("good\nbad\nfine\n")
+    assert read_words(tmp_path / "v.npy", BadRows(skip=True)) == ["good", "fine"]
+
+
+def test_a_list_of_words_belongs_to_a_matrix_whatever_its_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.ones((1, 2), np.float32))
+    (tmp_path / "v.npy").rename(tmp_path / "v.bin")
+    (tmp_path / "words.txt").write_text("good\n")
+    assert read_words(tmp_path / "v.bin", BadRows()) == ["good"]
+    assert files_of_vectors(tmp_path / "v.bin") == [tmp_path / "v.bin", tmp_path / "words.txt"]
+    assert files_of_vectors(tmp_path / "nope.npy") == [tmp_path / "nope.npy"]
+
+
 def words_of_a_file() -> st.SearchStrategy[list[str]]:
     letters = st.characters(codec="utf-8", exclude_categories=("Cc", "Zs"))
     return st.lists(st.text(letters, min_size=1), min_size=1, max_size=9, unique=True)

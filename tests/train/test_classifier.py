@@ -94,6 +94,9 @@ def test_settings_may_be_named_as_on_the_command_line() -> None:
     config = TextClassifier(settings=named)._config()
     assert (config.train.steps, config.train.patience) == (1, 2)
     assert config.model.attention_options == {"mapping": "clip"}
+    for group in (None, 5):
+        with pytest.raises(InputError, match=r"train: got .*, expected a mapping of settings"):
+            TextClassifier(settings={"train": group, "train.patience": 2})._config()
     with pytest.raises(InputError, match=r"unknown setting 'patience', .*; did you mean train\.patience\?"):
         TextClassifier(settings={"patience": 2})._config()
 

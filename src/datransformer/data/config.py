@@ -26,7 +26,8 @@ class DataConfig:
         min_count: Words that occur less often in training are unknown.
         vectors: A file of word vectors, or None to start from random ones.
         vector_words: Whether other words of ``vectors`` are in the vocabulary too, behind those of training and in the
-            order of the file, as far as there is room. Nothing trains those that training does not have.
+            order of the file, as far as there is room. Nothing trains those that training does not have, and
+            nothing but ``train.weight_decay`` moves them.
         max_length: Tokens of a text; what lies behind is cut off and counted.
         max_sentences: Sentences of a document, likewise.
         max_sentence_length: Tokens of a sentence; a longer one goes on as the next sentence.

@@ -464,9 +464,7 @@ def word_tokenizer(counts: Counter[str], config: DataConfig, notes: list[str], p
     if further:
         words = tokenizer.words[len(SPECIAL) :]
         count = sum(counts[word] < config.min_count for word in words)
-        full = (
-            f"; no more have room: data.vocabulary is {config.vocabulary:,}" if len(words) == config.vocabulary else ""
-        )
+        full = f"; it is full: data.vocabulary is {config.vocabulary:,}" if len(words) == config.vocabulary else ""
         notes.append(f"words of {path.name} in the vocabulary beside those of training: {count:,}{full}")
     return tokenizer
 

@@ -69,15 +69,21 @@ def read_vectors(
 
 
 def read_words(path: Path, bad_rows: BadRows, *, progress: Progress | None = None) -> list[str]:
-    """All words of such a file, each once and in its order."""
+    """All words of such a file, each once and in its order.
+
+    If bad rows are skipped, those with bad values are too; otherwise `read_vectors` stops at them.
+    """
     found: dict[str, None] = {}
     rows = _Rows(Path(path), (), bad_rows)
 
     def read_text(lines: Iterator[bytes], rows: _Rows) -> None:
-        found.update((word, None) for _, word, _ in _text_rows(lines, rows))
+        for _, word, numbers in _text_rows(lines, rows):
+            if not bad_rows.skip or _are_usable(numbers):
+                found[word] = None
 
     def read_matrix(matrix: NDArray[np.floating], words: Sequence[str | None], rows: _Rows) -> None:
-        found.update((word, None) for _, word in _matrix_rows(matrix, words, rows))
+        usable = np.isfinite(matrix).all(axis=1) if bad_rows.skip else np.ones(len(matrix), bool)
+        found.update((word, None) for row, word in _matrix_rows(matrix, words, rows) if usable[row - 1])
 
     _read(rows, progress, read_text, read_matrix)
     return list(found)
@@ -85,7 +91,8 @@ def read_words(path: Path, bad_rows: BadRows, *, progress: Progress | None = Non
 
 def files_of_vectors(path: Path) -> list[Path]:
     """The file and, where there is one, the list of its words beside it."""
-    beside = {".npy": path.with_name(WORDS), ".safetensors": path.with_suffix(f".{WORDS}")}.get(path.suffix)
+    lists = {".npy": path.with_name(WORDS), ".safetensors": path.with_suffix(f".{WORDS}")}
+    beside = lists.get(_kind(path)) if path.is_file() else None
     return [path, beside] if beside is not None and beside.is_file() else [path]
 
 
@@ -301,6 +308,14 @@ def _numbers(text: bytes) -> list[float]:
     if b"_" in text:
         raise ValueError("Python reads 1_0 as 10, a vector file does not mean it")
     return [float(field) for field in text.split(b" ")]
+
+
+def _are_usable(text: bytes) -> bool:
+    """Whether the numbers of a row are such as `_Rows.put` takes."""
+    try:
+        return all(abs(number) <= FLOAT32_MAX for number in _numbers(text))
+    except ValueError:
+        return False
 
 
 def _is_number(field: bytes) -> bool:

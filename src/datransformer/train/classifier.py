@@ -201,7 +201,8 @@ class TextClassifier:
             group, dot, key = str(name).partition(".")
             own = {key: options} if dot else options
             before = values.get(group, {})
-            values[group] = {**before, **own} if isinstance(own, dict) and isinstance(before, dict) else own
+            if isinstance(before, dict):  # whatever else it is, is refused below
+                values[group] = {**before, **own} if isinstance(own, dict) else own
         config = from_dict(RunConfig, values, "settings")
         if config.task != "sentence" or config.rating:
             raise InputError("settings: a TextClassifier finds classes of sentences; other tasks have the command line")

@@ -265,7 +265,7 @@ def _fit(
     for name, share in unknown.items():
         if share > UNKNOWN_HINT:
             reporter.say(
-                f"{share:.0%} of the words in {name} are not in the vocabulary; {_remedy(config.data)} may help"
+                f"{share:.0%} of the words in {name} are not in the vocabulary; {_remedy(config.data, data)} may help"
             )
     state = outcome.state
     result = {
@@ -293,11 +293,13 @@ def _fit(
     return Fitted(result, model, task, data.tokenizer.words, worker_of(fabric))
 
 
-def _remedy(config: DataConfig) -> str:
+def _remedy(config: DataConfig, data: Data) -> str:
     """What brings more words into the vocabulary."""
+    if data.tokenizer.size - len(SPECIAL) >= config.vocabulary:
+        return "a larger data.vocabulary"
     if config.vectors is None:
         return "more rows, or a --tokenizer that cuts words into pieces,"
-    return "a larger data.vocabulary" if config.vector_words else "more rows, or --set data.vector_words=true,"
+    return "more rows, or more word vectors," if config.vector_words else "more rows, or --set data.vector_words=true,"
 
 
 def load_data(config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:

@@ -23,7 +23,7 @@ from datransformer.data.news import Impressions, encode_impressions
 from datransformer.data.prepare import Progress, Rows, encode_texts, file_rows, no_progress
 from datransformer.data.readers import unlike
 from datransformer.data.store import Array, atomic_path
-from datransformer.data.tokenizer import UNKNOWN, WordTokenizer
+from datransformer.data.tokenizer import SEPARATOR, UNKNOWN, WordTokenizer
 from datransformer.train.fit import UNKNOWN_HINT, columns_of
 from datransformer.train.metrics import classification_metrics, rating_metrics
 from datransformer.train.run import Run
@@ -90,7 +90,7 @@ def answer_rows(
 
 def _unknown(run: Run, tokens: Array) -> list[str]:
     """A line on words that the run does not know, where there are many; other tokenizers may have no such."""
-    share = float(np.mean(tokens == UNKNOWN)) if len(tokens) else 0.0
+    share = float((tokens == UNKNOWN).sum() / max((tokens != SEPARATOR).sum(), 1))
     if not isinstance(run.tokenizer, WordTokenizer) or share <= UNKNOWN_HINT:
         return []
     return [f"{share:.0%} of the words are not in the vocabulary of the run, and are all the same to it"]
