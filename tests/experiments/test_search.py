@@ -8,7 +8,7 @@ import pytest
 
 from datransformer.experiments import search
 from datransformer.experiments.runs import settings_of
-from datransformer.experiments.studies import config_of
+from datransformer.experiments.studies import config_of, folder_of
 from datransformer.report.searched import searched
 from datransformer.train.progress import Reporter
 
@@ -38,6 +38,13 @@ def test_trials_differ_in_what_they_say_and_never_see_the_test_set(data: Path, t
     )
     assert (base["train"].pop("lr"), rate["train"].pop("lr")) == (1e-3, 1e-2)
     assert base == rate
+    assert {planned.folder for _, planned in plan} == {"first_base_sst", "first_rate_sst"}
+
+
+def test_every_trial_has_a_folder_of_its_own() -> None:
+    names = [folder_of(name, trial, study) for name, one in search.ROUNDS.items() for trial in one.trials
+             for study in one.seeds]  # fmt: skip
+    assert len(set(names)) == len(names)
 
 
 def test_what_came_of_them_is_written_down_once(data: Path, tmp_path: Path) -> None:

@@ -244,6 +244,29 @@ def test_heads_that_spread_over_runs_are_not_half() -> None:
     assert not verdict.contradicted
 
 
+@pytest.mark.parametrize(
+    ("claim", "study", "name", "runs", "clear"),
+    [
+        ("all_shifts_positive", "mind", "distance_shift", [[-0.1, 0.5], [0.2, 0.5], [0.2, 0.5]], False),
+        ("all_shifts_positive", "mind", "distance_shift", [[-0.1, 0.5], [-0.2, 0.5], [-0.2, 0.5]], True),
+        ("one_near_head", "mind", "distance_weight", [[-9.0, 9.0], [-9.0, -9.0], [9.0, 9.0]], False),
+        ("one_near_head", "mind", "distance_weight", [[9.0, 9.0]] * 3, True),
+        ("half_near_half_far", "ag", "distance_weight", [[9.0, -9.0], [9.0, 9.0], [9.0, 9.0]], False),
+    ],
+)
+def test_what_runs_do_not_agree_on_is_not_contradicted(
+    claim: str, study: str, name: str, runs: list[list[float]], clear: bool
+) -> None:
+    both = ("distance_weight", "distance_shift")
+    records = [
+        make_record(study, OURS, seed, 0.9, distances={level: dict.fromkeys(both, values) for level in (LEVEL, NEWS)})
+        for seed, values in enumerate(runs)
+    ]
+    verdict = judge(claim, Results(records))
+    assert verdict.verdict == FAILED, verdict
+    assert verdict.contradicted == clear
+
+
 def test_heads_that_are_most_in_some_runs_alone_are_noise() -> None:
     shifts = [[-1.0] * 4, [-1.0, -1.0, 1.0, 1.0], [-1.0, -1.0, -1.0, 1.0]]
     records = [

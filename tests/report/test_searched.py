@@ -46,10 +46,16 @@ def test_rounds_by_hand() -> None:
 
 
 def test_a_list_of_numbers_is_shown_by_its_ends() -> None:
-    settings = {"model.attention_options": {"first": [-0.5, 0.0, 0.5], "mapping": "clip"}, "train.lr": 0.01}
+    settings = {
+        "model.attention_options": {"first": [-0.5, -0.25, 0.0, 0.25, 0.5], "mapping": "clip"},
+        "train.lr": 0.01,
+    }
     lines = searched({"note": "", "trials": [trial(settings, 0.5)], "chosen": {}})
     shown = r"| model.attention\_options = (first = -0.5 to 0.5, mapping = clip), train.lr = 0.01 | **50.00** (1) |"
     assert lines[-1] == shown
+    other = {**settings, "model.attention_options": {"first": [-0.5, 0.25, 0.0, 0.25, 0.5], "mapping": "clip"}}
+    lines = searched({"note": "", "trials": [trial(settings, 0.5), trial(other, 0.6)], "chosen": {}})
+    assert [line.split(" | ")[-1] for line in lines[-2:]] == ["50.00 (1) |", "**60.00** (1) |"]
 
 
 def test_a_study_that_was_not_tried_is_missing() -> None:

@@ -7,7 +7,6 @@ What came of it is a line of ``beyond.json``, which `datransformer report` holds
 
 import argparse
 import json
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,7 +18,16 @@ from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import DATA
 from datransformer.experiments.search import run_trials
-from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors, spread
+from datransformer.experiments.studies import (
+    PRECISION,
+    Planned,
+    Settings,
+    config_of,
+    find_data,
+    find_vectors,
+    folder_of,
+    spread,
+)
 from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.nn.mixers import MIXERS
 from datransformer.nn.multihead import MixOptions
@@ -111,8 +119,7 @@ def plan_options(
                 continue
             for seed in MORE[option][study] if option in MORE else range(seeds):
                 config = config_of(study, OURS, seed, data, settings)
-                folder = f"{re.sub(r'[^a-z0-9]+', '_', option)}-{study}"
-                plan.append((option, Planned(study, OURS, seed, "", config, folder)))
+                plan.append((option, Planned(study, OURS, seed, "", config, folder_of(option, study))))
     return sorted(plan, key=lambda one: one[1].seed)
 
 
@@ -135,7 +142,8 @@ def go_beyond(
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
     if not plan:
         reporter.say("nothing to run: all of it is there already, or no seed is planned for it")
-        write_text(path, json.dumps(about, indent=1))
+        if not path.exists():
+            write_text(path, json.dumps(about, indent=1))
     tried = {planned.name: option for option, planned in plan}
     for planned, record in run_trials([planned for _, planned in plan], out, device, where):
         option = tried[planned.name]

@@ -18,7 +18,16 @@ from datransformer.experiments.paper import OURS
 from datransformer.experiments.processes import process_count, share_out
 from datransformer.experiments.reproduce import DATA, LANES
 from datransformer.experiments.runs import Place, Record, Shelf, run_all
-from datransformer.experiments.studies import PRECISION, Planned, Settings, config_of, find_data, find_vectors, spread
+from datransformer.experiments.studies import (
+    PRECISION,
+    Planned,
+    Settings,
+    config_of,
+    find_data,
+    find_vectors,
+    folder_of,
+    spread,
+)
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
 from datransformer.train.run import read_json
@@ -186,15 +195,14 @@ ROUNDS: dict[str, Round] = {
 def plan_round(name: str, data_dir: Path, out: Path, device: str) -> Iterator[tuple[str, Planned]]:
     """All runs of a round, each with the name of its trial."""
     chosen = ROUNDS[name]
-    number = list(ROUNDS).index(name)
     found = {study: find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0] for study in chosen.seeds}
-    for place, (trial, settings) in enumerate(chosen.trials.items()):
+    for trial, settings in chosen.trials.items():
         for study, seeds in chosen.seeds.items():
             data = {**BASE, **found[study], "train.precision": PRECISION[device], **settings}
             for variant in chosen.variants:
                 for seed in range(seeds):
                     config = config_of(study, variant, seed, data)
-                    yield trial, Planned(study, variant, seed, "", config, f"{number}-{place}-{study}")
+                    yield trial, Planned(study, variant, seed, "", config, folder_of(name, trial, study))
 
 
 def run_trials(todo: Sequence[Planned], out: Path, device: str, where: str) -> Iterator[tuple[Planned, Record]]:

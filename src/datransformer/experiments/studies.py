@@ -1,5 +1,6 @@
 """What the reproduction runs: data sets, methods, tables, and every choice that the paper leaves open, in one place."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -260,6 +261,11 @@ def plan_study(study: str, seeds: int, data: Settings, caveat: str = "", device:
         for variant in STUDIES[study].variants
         if seed == 0 or variant != LINEAR  # which draws nothing at random
     ]
+
+
+def folder_of(*parts: str) -> str:
+    """A folder's name for what is called so: other things beside it may come and go."""
+    return re.sub(r"[^a-z0-9.]+", "_", "-".join(parts).lower())
 
 
 def spread(widest: float) -> list[float]:

@@ -432,7 +432,7 @@ def _choices(results: Results) -> list[str]:
     if vectors := _vectors(results):
         rows.append(["file of word vectors", vectors, "all", "what these runs were given"])
     return [
-        "The same for every method. Settings were tried out with the Transformer and DA-Transformer alone. Where they "
+        "The same for every method, and tried out with the Transformer and DA-Transformer alone. Where these two "
         "differed one was taken for both, and not always the better one for each: what suited which is said below.",
         "",
         *word_table(heads, rows),

@@ -1,5 +1,6 @@
 """How the settings were found, and what changes beyond the paper came to, where files beside the records tell."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from datransformer.report.tables import MISSING, Column, columns_of, escaped, sh
 
 AS_THEY_WERE = "nothing changed"
 ENOUGH = 3
+LONG = 4  # a list with more in it is a spread over heads
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -72,7 +74,7 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
     ]
     return [
         *([escaped(beyond["note"]), ""] if beyond["note"] else []),
-        f"An option that is clearly better on {ENOUGH} data sets, with p < {SIGNIFICANT}, becomes one of the library, "
+        f"An option that is clearly better on {ENOUGH} data sets, after Holm's correction, becomes one of the library, "
         f"off by default. On dev {clear_options(results, rows)}.",
         "",
         "A cell is the mean over seeds less that of plain DA-Transformer, p in Welch's t-test, not corrected, and the "
@@ -151,23 +153,27 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A setting, a list of numbers by its ends."""
+    """A setting; of a group of them each, and a long list by its ends."""
     if isinstance(value, dict):
-        return f"({', '.join(f'{name} = {_value(one)}' for name, one in value.items())})"
-    if isinstance(value, list) and len(value) > 2 and all(isinstance(one, int | float) for one in value):
-        return f"{value[0]:g} to {value[-1]:g}"
-    return str(value)
+        return f"({', '.join(f'{name} = {_by_its_ends(one)}' for name, one in value.items())})"
+    return _by_its_ends(value)
+
+
+def _by_its_ends(value: Any) -> str:
+    return f"{value[0]} to {value[-1]}" if isinstance(value, list) and len(value) > LONG else str(value)
 
 
 def _round(trials: Rows) -> list[str]:
     """Settings × studies, each study once for every variant that was tried."""
     scores: dict[str, dict[tuple[str, str], list[float]]] = {}
+    labels: dict[str, str] = {}
     for trial in trials:
         place = trial["study"], trial["variant"]
-        cells = scores.setdefault(_settings(trial["settings"]), {})
-        cells.setdefault(place, []).append(trial["dev"][_column(trial["study"]).name])
+        key = json.dumps(trial["settings"], sort_keys=True)
+        labels[key] = _settings(trial["settings"])
+        scores.setdefault(key, {}).setdefault(place, []).append(trial["dev"][_column(trial["study"]).name])
     places = list(dict.fromkeys((trial["study"], trial["variant"]) for trial in trials))
-    lines = {settings: [settings] for settings in scores}
+    lines = {settings: [labels[settings]] for settings in scores}
     heads = ["settings"]
     for study, variant in places:
         column = _column(study)

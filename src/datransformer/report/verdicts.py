@@ -253,6 +253,12 @@ def _against(values: Floats, bound: float) -> float | None:
     return test.p
 
 
+def _differs(values: Floats, bound: float) -> bool:
+    """Whether runs are clearly not at a bound."""
+    p = _against(values, bound)
+    return p is not None and p < SIGNIFICANT
+
+
 def _heads(study: str, name: str, judge: Callable[[Results, Mapping[str, Floats]], Verdict]) -> Callable[..., Verdict]:
     """A verdict on w or v of all levels, where there are several runs."""
 
@@ -284,9 +290,8 @@ def _half(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     )
     if _stuck(values, start):
         return Verdict(UNTESTED, f"{numbers}: {PUT}")
-    unequal = abs(below.mean - 0.5) > NEARLY
-    if unequal or (below.deviation or 0) > STEADY:
-        return _judge(False, numbers, noise=not unequal)
+    if abs(below.mean - 0.5) > NEARLY or (below.deviation or 0) > STEADY:
+        return _judge(False, numbers, noise=not _differs(_below(values), heads / 2))
     if moved.mean() < MOVED * heads:
         return Verdict(UNTESTED, f"{numbers}: {PUT}")
     return Verdict(HELD, numbers)
@@ -337,24 +342,25 @@ def _one_near(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     )
     if _stuck(values, start):
         return Verdict(UNTESTED, f"{numbers}: {PUT}")
-    return _judge(once > len(values) / 2, numbers)
+    return _judge(once > len(values) / 2, numbers, noise=not _differs(_below(values), 1))
 
 
 def _all_positive(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     """Whether the lowest v of a run is clearly above 0, level by level."""
     if len(levels) < 2:
         return Verdict(UNTESTED, NO_NEWS)
-    holds, parts = True, []
+    holds, clear, parts = True, False, []
     for level, values in levels.items():
         lowest = values.min(axis=1)
         p = _against(lowest, 0.0)
         above = bool(lowest.mean() > 0)
-        holds = holds and above and p is not None and p < SIGNIFICANT
+        holds = holds and above and _differs(lowest, 0.0)
+        clear |= not above and _differs(lowest, 0.0)
         parts.append(
             f"{level_name(level)}: {shown_count(values)} heads have v < 0, the lowest v is {_shown(lowest, 3, '+')}"
             + (f" ({shown_p(p)} against 0)" if above else "")
         )
-    return _judge(holds, "; ".join(parts))
+    return _judge(holds, "; ".join(parts), noise=not clear)
 
 
 def level_name(level: str) -> str:
