@@ -158,6 +158,24 @@ LONGER: dict[str, Settings] = {
     "words, 10 epochs, rate 5e-4": {"train.epochs": 10, "train.lr": 5e-4},
 }
 LONGER = {trial: {**WORDS, **settings} for trial, settings in LONGER.items()}
+# Where a mean of the weights and slow vectors helped most: with phrases, of which there are many and much alike.
+SLOW: Settings = {**WORDS, **MEAN, "train.vector_rate": 0.1}
+SLOWER: dict[str, Settings] = {
+    "slow": {},
+    "slow, vectors at 0.03": {"train.vector_rate": 0.03},
+    "slow, mean 0.999": {"train.average": 0.999},
+    "slow, rate 5e-4": {"train.lr": 5e-4},
+    "slow, dropout 0.3": {"model.dropout": 0.3},
+    "slow, dropout 0.3, width 256": {"model.dropout": 0.3, "model.width": 256},
+    "slow, decay 0.05": {"train.weight_decay": 0.05},
+    "slow, 10 epochs": {"train.epochs": 10},
+}
+SLOWER = {trial: {**SLOW, **settings} for trial, settings in SLOWER.items()}
+SLOW_DOCUMENTS: dict[str, Settings] = {
+    "base": {},
+    **{trial: SLOWER[trial] for trial in ("slow", "slow, dropout 0.3", "slow, dropout 0.3, width 256")},
+    "slow, smoothing 0.1": {**SLOW, "train.label_smoothing": 0.1},
+}
 # What methods have for themselves, each tried as often as the others' own.
 REACHES: dict[str, Settings] = {f"k = {k}": {"model.attention_options": {"max_distance": k}} for k in (4, 8, 16, 32)}
 CLIPPED: dict[str, Settings] = {
@@ -186,6 +204,9 @@ ROUNDS: dict[str, Round] = {
     "steady, large": Round(STEADY, {"ag": 2, "amazon": 2}, BOTH),
     "steady, pairs": Round(STEADY_PAIRS, {"snli": 1}, BOTH),
     "longer": Round(LONGER, {"sst": 5}, BOTH),
+    "slow": Round(SLOWER, {"sst": 5}, BOTH),
+    "slow, phrases": Round(SLOWER, {"sst_phrases": 1}, BOTH),
+    "slow, large": Round(SLOW_DOCUMENTS, {"amazon": 1, "ag": 1}, BOTH),
     "k of RPR": Round(REACHES, {"sst": 5}, ("rpr",)),
     "T of clip": Round(CLIPPED, {"sst": 5}, (OURS,)),
     "w and v at first": Round(STARTS, {"sst": 5}, (OURS,)),
