@@ -368,6 +368,7 @@ def corrupt() -> bytes:
         ("a.tar", b"no archive", "cannot be unpacked"),
         ("a.txt", b"no archive", r"expected a .zip or .tar file"),
     ],
+    ids=lambda value: "archive" if isinstance(value, bytes) else None,  # some hold the time at which they were made
 )
 def test_unsafe_or_broken_archives_leave_nothing(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     folder = tmp_path / "folder"
