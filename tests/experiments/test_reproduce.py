@@ -107,6 +107,17 @@ def test_other_settings_are_another_run(small: None, tmp_path: Path, monkeypatch
     assert run(tmp_path, seeds=1) == first
 
 
+def test_other_data_are_another_run(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (first, *_) = run(tmp_path, seeds=1)
+    assert first["mean_length"] == 32
+    found = studies.find_data("probe", None, tmp_path, None)
+    monkeypatch.setattr(reproduce, "find_data", lambda *_: (found[0], "others"))
+    with pytest.raises(
+        InputError, match=r"vanilla-0\.json: was made with other data \(generated: .*\); expected another"
+    ):
+        run(tmp_path, seeds=1)
+
+
 def test_a_failure_is_reported_and_the_rest_runs(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(config: Any, *rest: Any, **options: Any) -> Any:
         if config.model.attention == "vanilla":
@@ -190,6 +201,25 @@ def test_pieces_are_split_without_overlap_and_the_same_each_time(tmp_path: Path)
     again = pieces.write_pieces("ag", tmp_path, tmp_path / "out")
     assert content == {name: path.read_bytes() for name, path in again.items()}
     assert not pieces.has_pieces("sst", tmp_path)
+
+
+def test_impressions_in_test_have_all_candidates_and_an_order_of_clicks(tmp_path: Path) -> None:
+    folder = tmp_path / "mind"
+    folder.mkdir()
+    kinds = [
+        (candidates, order)
+        for candidates in ("full", "as_shown", "sampled10")
+        for order in ("original", "unordered set")
+    ]
+    dev = pa.table({
+        "impression_id": list(range(6)), "candidates": [kind[0] for kind in kinds],
+        "history_order": [kind[1] for kind in kinds],
+    })  # fmt: skip
+    pq.write_table(dev, folder / "behaviors_dev_pieces.parquet")
+    days = pa.table({"impression_id": [7, 8], "time": ["11/13/2019 9:05:58 AM", f"{pieces.DEV_DAY} 1:00:00 PM"]})
+    pq.write_table(days, folder / "behaviors_train.parquet")
+    found = {name: table["impression_id"].to_pylist() for name, table in pieces.read_mind(folder).items()}
+    assert found == {"train": [7], "dev": [8], "test": [0, 2]}
 
 
 SAME = ("metrics", "answers", "best_step", "distances", "heads")

@@ -117,5 +117,5 @@ def test_whether_the_side_of_a_word_matters() -> None:
         for seed in range(3)
     ]
     lines = reasons(Results(records, beyond={"note": "", "rows": rows}))
-    assert lines[-1] == "| AG, Accuracy | 80.10 | 85.10 (p < 0.0001) | Transformer-RPR: 84.10 |"
+    assert lines[-1] == "| AG, Accuracy | 80.10 | 85.10 (p < 0.0001, 3 and 3) | Transformer-RPR: 84.10 |"
     assert reasons(Results(records, beyond={"note": "", "rows": []})) == reasons(Results(records)) == []

@@ -23,6 +23,7 @@ SPLITS = ("train", "dev", "test")
 AMAZON_HELD_OUT = 5_000  # reviews for dev, and as many for test, as in the paper
 DEV_DAY = "11/14/2019"  # the last day of the training impressions; the paper too holds out the last day
 MIND_NEWS = ("news_small_train", "news_dev_extra")
+MIND_WHOLE = ("full", "as_shown")  # candidates that are not a sample; the second kind look as if they were all
 Tables = dict[str, pa.Table]
 
 
@@ -87,11 +88,15 @@ def read_snli(folder: Path, keep: tuple[str, ...] | None = None) -> Tables:
 
 
 def read_mind(folder: Path) -> Tables:
-    """Impressions, whose news are written beside them: see `write_pieces`. Test are dev impressions that are whole."""
+    """Impressions, whose news are written beside them: see `write_pieces`.
+
+    Test are dev impressions with all of their candidates. Histories that are sets stay out: they have no distances.
+    """
     train = pq.read_table(folder / "behaviors_train.parquet")
     dev = pq.read_table(folder / "behaviors_dev_pieces.parquet")
     last = pc.starts_with(train["time"], DEV_DAY)
-    test = dev.filter(pc.equal(dev["candidates"], "full"))
+    whole = pc.is_in(dev["candidates"], value_set=pa.array(MIND_WHOLE))
+    test = dev.filter(pc.and_(whole, pc.equal(dev["history_order"], "original")))
     return {"train": train.filter(pc.invert(last)), "dev": train.filter(last), "test": test}
 
 
@@ -103,7 +108,7 @@ PIECES: dict[str, Pieces] = {
     ),
     "amazon": Pieces(
         ("amazon_reviews/reviews_1to5.parquet",),
-        "a stand-in: reviews of several kinds of goods, not the paper's Electronics 5-core",
+        "a stand-in: reviews of many kinds of goods, 77 tokens on average, where the paper's of Electronics have 133",
         lambda folder: read_amazon(folder / "amazon_reviews"),
     ),
     "sst": Pieces(
@@ -123,12 +128,14 @@ PIECES: dict[str, Pieces] = {
     ),
     "snli2": Pieces(
         ("snli/train_subset.parquet", "snli/dev.parquet", "snli/test.parquet"),
-        "the paper's 55k pairs of 2 classes, read as entailment and contradiction, in every split",
+        "16 % of the official training set, of which the pairs of 2 classes, entailment and contradiction: as many as "
+        "the paper's 55k, whose classes it does not name; of dev and test two thirds",
         lambda folder: read_snli(folder / "snli", ("contradiction", "entailment")),
     ),
     "mind": Pieces(
         tuple(f"mind/{name}.parquet" for name in (*MIND_NEWS, "behaviors_train", "behaviors_dev_pieces")),
-        "4 % of MINDsmall; dev is the last day of the training impressions, test are 1,195 of the dev impressions",
+        "4 % of MINDsmall; dev is the last day of the training impressions, test is 908 of the dev impressions, those "
+        "with all candidates and with histories in order",
         lambda folder: read_mind(folder / "mind"),
     ),
 }  # fmt: skip

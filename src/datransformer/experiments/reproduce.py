@@ -164,6 +164,8 @@ def _read_finished(out: Path, planned: Planned) -> Record | None:
     before, now = (_decisive(one) for one in (record.get("settings", {}), settings_of(planned.config)))
     if changed := differences(before, now):
         raise InputError(f"{path}: was made with another {changed[0]}; expected another --out, or the same settings")
+    if (data := record.get("caveat", planned.caveat)) != planned.caveat:
+        raise InputError(f"{path}: was made with other data ({data}); expected another --out, or the same data")
     return record
 
 

@@ -167,7 +167,8 @@ def run_one(
         )
         kept = {name: fitted.result[name] for name in KEPT}
         width = fitted.model.get_parameter(VECTORS).shape[1]  # which a file of vectors decides, not the settings
-        about = {**_about(planned), "vector_width": width}
+        length = mean_length(shelf.load(planned.config, place.cache))
+        about = {**_about(planned), "vector_width": width, "mean_length": length}
         return {**about, **kept, "together": place.together, **look_at(fitted, planned)}
     except (InputError, TrainingError) as error:
         why = str(error)
@@ -222,6 +223,13 @@ def run_linear(config: RunConfig, cache: Path, shelf: Shelf) -> Record:
         "data_fingerprint": data.fingerprint,
         "device": "cpu",
     }
+
+
+def mean_length(data: Data) -> float:
+    """Tokens of a training text as models get them, of both texts of a pair, of a title where users click news."""
+    train = data.splits["train"]
+    lengths = train.titles.lengths[1:] if isinstance(train, Impressions) else train.tokens.lengths
+    return round(float(lengths.mean()), 2)
 
 
 def _digits(classes: npt.NDArray[Any]) -> str:

@@ -50,7 +50,7 @@ def _to_win(results: Results) -> list[str]:
         "",
         "### How much is there to win?",
         "",
-        f"The gain over {VARIANTS[CONTROL].label}, which sees a bag of words: what it reaches owes nothing to "
+        f"The gain over {VARIANTS[CONTROL].label}, which sees a bag of words: what it reaches cannot be due to "
         "distance. Where both texts of a pair are one sequence it cannot tell either which text a word is in, so not "
         "all of that gain is due to distance.",
         "",
@@ -190,7 +190,8 @@ def _sides(results: Results) -> list[str]:
             [
                 f"{STUDIES[study].title}, {column.label}",
                 column.shown(float(np.mean(tested.plain))),
-                f"{column.shown(float(np.mean(tested.tried)))} ({shown_p(tested.welch.p)})",
+                f"{column.shown(float(np.mean(tested.tried)))} ({shown_p(tested.welch.p)}, "
+                f"{len(tested.tried)} and {len(tested.plain)})",
                 f"{METHODS[best]}: {column.shown(means[best])}",
             ]
         )
@@ -203,7 +204,7 @@ def _sides(results: Results) -> list[str]:
         "",
         f"The distance |i − j| does not tell a word before another from one behind it; {', '.join(others)} and {last} "
         f"do. {SIGNED.capitalize()}, which is not in the paper, gives each head of DA-Transformer a w for either side. "
-        "Means on dev, where p is that of Welch's t-test between the two:",
+        "Means on dev; in brackets p in Welch's t-test between the two, and how many runs there are with and without:",
         "",
         *markdown(["data", METHODS[OURS], f"with {SIGNED}", "best of those that know the side"], rows),
     ]

@@ -31,6 +31,7 @@ FINISHED = {
     "steps?": int,
     "settings?": {"model?": {"attention_options?": dict}, "data?": dict},
     "vector_width?": int,
+    "mean_length?": float,
     "distances?": DISTANCES,
     "heads?": {str: {"entropy": [float], "keys": [float], "distance": [float]}},
     "items?": {str: [float]},
@@ -205,6 +206,8 @@ def _check_record(record: Record) -> None:
     check_form("metrics", reported(record), dict.fromkeys(study.metrics, float))
     check_form("metrics.dev", record["metrics"]["dev"], {f"{name}?": float for name in study.metrics})
     _check_answers(record, study.metrics)
+    if record.get("mean_length", 1) <= 0:
+        raise InputError(f"mean_length: got {record['mean_length']}, expected more than 0")
     for level, numbers in record.get("distances", {}).items():
         _check_counts(f"distances.{level}", *numbers.values())
         if record["variant"] == OURS:

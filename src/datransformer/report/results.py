@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,7 +31,17 @@ from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, clear_options, searched
 from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, interval_of, ranked
 from datransformer.report.tables import MISSING, Column, Row, columns_of, escaped, results_table, shown_p, word_table
-from datransformer.report.verdicts import FAILED, HELD, UNTESTED, VERDICTS, Verdict, level_name, shown_count
+from datransformer.report.verdicts import (
+    CONTRADICTED,
+    FAILED,
+    HELD,
+    NOISE,
+    UNTESTED,
+    VERDICTS,
+    Verdict,
+    level_name,
+    shown_count,
+)
 
 TITLES = {
     "methods": "Methods",
@@ -42,11 +53,19 @@ CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
 PLAIN = "vanilla"
 READING = (
     "A cell is the mean over runs ± their standard deviation, on the test set; the best is bold, the second best "
-    "underlined. The paper's numbers stand beside them wherever the data have its name, in whatever reading. Ours is "
-    "the paper's method, DA-Transformer. What decides on this page is Welch's t-test; the paired one, which takes runs "
-    "of one seed as a pair, and the interval over items stand beside it. That is where 95 % of the differences lie if "
-    "the test items are drawn anew with replacement, the runs of a method averaged: it tells of these runs, and other "
-    "seeds would give others."
+    "underlined, however little lies between them. The paper's numbers stand beside them wherever the data have its "
+    "name, in whatever reading, subsets and stand-ins too. Ours is the paper's method, DA-Transformer. What decides on "
+    "this page is Welch's t-test over runs. Below the tables the paired test, which takes runs of one seed as a pair, "
+    "and an interval over test items, which are drawn anew with replacement, say what else can be said of these runs; "
+    "neither stands for other seeds."
+)
+SAME_FOR_ALL = (
+    "All methods have the same settings. Those that the paper leaves open were searched on dev, with the Transformer "
+    "and DA-Transformer alone; they are listed below, under Choices."
+)
+WRITTEN_DOWN = (
+    "That the attention is what the paper writes down is held by tests: against Eq. 5 and 6 in float64, its gradients "
+    "against finite differences. `datransformer demo` trains it on a task that distance alone can solve."
 )
 
 
@@ -142,23 +161,83 @@ def _in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts:
     plain = {
         study: test for study, one in first.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
     }
-    lines = [
-        f"- {METHODS[OURS]} against {whom}: {_won(tests, first)}"
-        for whom, tests in (("the best of the paper's other methods", rivals), (f"the plain {METHODS[PLAIN]}", plain))
+    lines = [f"- {_counted(verdicts)}", *_held_against_paper(results, first)]
+    chance = f" Were all {len(METHODS)} equally good, it would be ahead on one of {len(METHODS)}."
+    lines += [
+        f"- {METHODS[OURS]} against {whom}: {_won(tests, first)}{note}"
+        for whom, tests, note in (
+            ("the best of the paper's other methods, picked by the same runs", rivals, chance),
+            (f"the plain {METHODS[PLAIN]}", plain, ""),
+        )
         if tests
     ]
     lines += _against_control(results, first)
-    counts = {kind: [one for one in verdicts if one.verdict == kind] for kind in (HELD, FAILED, UNTESTED)}
-    told = [f"{len(found)} {kind}" for kind, found in counts.items()]
-    if counts[FAILED]:
-        other = sum(one.contradicted for one in counts[FAILED])
-        told[1] += f" ({other} because something is clearly otherwise, {len(counts[FAILED]) - other} within noise)"
-    lines.append(f"- Of {len(verdicts)} claims of the paper: {', '.join(told)}.")
     lines += _against_linear(results)
     if results.beyond is not None:
         lines.append(f"- Of what was tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
-    lines += [f"- {_provenance(results)}", ""]
-    return lines
+    lines += [f"- {line}" for line in (SAME_FOR_ALL, WRITTEN_DOWN, _provenance(results))]
+    return [*lines, ""]
+
+
+def _counted(verdicts: Sequence[Verdict]) -> str:
+    """On how many claims there is which verdict."""
+    failed = [one for one in verdicts if one.verdict == FAILED]
+    other = sum(one.contradicted for one in failed)
+    parts = [f"{sum(one.verdict == kind for one in verdicts)} {kind}" for kind in (HELD, FAILED, UNTESTED)]
+    parts[1] += f" ({other} {CONTRADICTED}, {len(failed) - other} {NOISE})" if failed else ""
+    return f"**Of {len(verdicts)} claims of the paper: {', '.join(parts)}.**"
+
+
+INSIDE, ABOVE, BELOW = "within that interval", "above it", "below it"
+
+
+def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list[str]:
+    """Whether the lead over the plain Transformer that the paper prints can be the one that was measured."""
+    places: dict[str, list[str]] = {place: [] for place in (INSIDE, ABOVE, BELOW)}
+    for study, column in columns.items():
+        lead, paper = _lead(results, study, column), _printed_lead(study, column)
+        if lead is not None and lead.interval is not None and paper is not None:
+            low, high = lead.interval
+            places[ABOVE if paper > high else BELOW if paper < low else INSIDE].append(STUDIES[study].title)
+    count = sum(map(len, places.values()))
+    if not count:
+        return []
+    told = "; ".join(f"{place} on {len(titles)} ({'; '.join(titles)})" for place, titles in places.items() if titles)
+    return [
+        f"- The lead over the plain {METHODS[PLAIN]} that the paper prints, and the 95 % interval of the one measured "
+        f"here: of {count} {_set_ups(count)} it lies {told}."
+    ]
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Of ours over the plain Transformer, more is better.
+
+    Args:
+        gain: Over the runs.
+        interval: In which the true one lies, if there is a test.
+    """
+
+    gain: float
+    interval: tuple[float, float] | None
+
+
+def _lead(results: Results, study: str, column: Column) -> Lead | None:
+    test = welch_between(results, study, OURS, PLAIN, column.name)
+    if test is None:
+        return None
+    sign, ends = (1 if column.higher_is_better else -1), interval_of(test)
+    low, high = sorted(sign * end for end in ends) if ends is not None else (None, None)
+    return Lead(sign * test.difference, None if low is None or high is None else (low, high))
+
+
+def _printed_lead(study: str, column: Column) -> float | None:
+    """The same in the paper, in the units of scores."""
+    paper = printed_of(study).get(column.name)
+    if not paper:
+        return None
+    lead = (paper[OURS].mean - paper[PLAIN].mean) * (1 if column.higher_is_better else -1)
+    return lead / (100 if column.percent else 1)
 
 
 def _against_control(results: Results, columns: Mapping[str, Column]) -> list[str]:
@@ -197,13 +276,17 @@ def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> st
     gains = {study: test.difference * (1 if columns[study].higher_is_better else -1) for study, test in tests.items()}
     clear = [study for study, test in tests.items() if test.p is not None and test.p < SIGNIFICANT]
     ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
-    set_ups = "set-up" if len(gains) == 1 else "set-ups"
-    parts = [f"of {len(gains)} {set_ups} ahead on {ahead}, behind on {behind}"]
+    parts = [f"of {len(gains)} {_set_ups(len(gains))} ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
         titles = [STUDIES[study].title for study in clear if sign * gains[study] > 0]
         listed = f" ({'; '.join(titles)})" if titles else ""
         parts.append(f"clearly {word} on {len(titles)}{listed}")
     return f"{'; '.join(parts)}."
+
+
+def _set_ups(count: int) -> str:
+    """Data sets, each in one reading."""
+    return "set-up" if count == 1 else "set-ups"
 
 
 def _provenance(results: Results) -> str:
@@ -252,18 +335,18 @@ def _at_a_glance(results: Results) -> list[str]:
                 f"{column.shown(others[best])} ({METHODS[best]})",
                 f"{place} of {len(means)}",
                 _over_plain(results, study, column),
-                f"{paper[OURS].mean - paper[PLAIN].mean:+.{column.digits}f}" if paper else MISSING,
+                MISSING if (lead := _printed_lead(study, column)) is None else column.shown(lead, "+"),
                 *(_shown_mean(results, study, name, column) for name in controls),
             ]
         )
     heads = [
         "data",
         METHODS[OURS],
-        "the same in the paper",
+        "the same in the paper, on its data",
         "best of the other methods, here",
         "place",
-        f"{METHODS[OURS]} − {METHODS[PLAIN]}, 95 % interval",
-        "that difference in the paper",
+        f"gain of {METHODS[OURS]} over {METHODS[PLAIN]}, 95 % interval",
+        "that gain in the paper",
         *(VARIANTS[name].label for name in controls),
     ]
     if not rows:
@@ -271,24 +354,28 @@ def _at_a_glance(results: Results) -> list[str]:
     caveats: dict[str, str] = {}  # each once, by the first study that has it
     for study in results.studies:
         caveats.setdefault(escaped(results.any_run(study)["caveat"]), STUDIES[study].title)
-    data = [f"{title}: {caveat}" for caveat, title in caveats.items()]
+    vectors = _vectors(results)
     return [
         *markdown(heads, rows),
         "",
-        "By the first metric of each; means over runs on the test set. Intervals are Welch's, over runs. Clear, here "
-        f"and above, is p < {SIGNIFICANT} in Welch's t-test, not corrected for how many there are. The data are not "
-        f"always the paper's, so its numbers are for orientation. {'. '.join(data)}.",
+        "A set-up is a data set in one reading, by the first of its metrics. Means over runs on the test set; of gains "
+        "more is better. Intervals are Welch's, over runs. Clear, here and above, is "
+        f"p < {SIGNIFICANT} in Welch's t-test, not corrected for how many there are.",
+        "",
+        "The data are not the paper's, so its numbers are for orientation:",
+        "",
+        *(f"- {title}: {caveat}." for caveat, title in caveats.items()),
+        *([f"- Word vectors: {vectors}; the paper has 300-d ones."] if vectors else []),
     ]
 
 
 def _over_plain(results: Results, study: str, column: Column) -> str:
-    """Ours less the plain Transformer, and within which differences the true one lies."""
-    test = welch_between(results, study, OURS, PLAIN, column.name)
-    if test is None:
+    """By how much ours is better than the plain Transformer, and between which gains the true one lies."""
+    lead = _lead(results, study, column)
+    if lead is None:
         return MISSING
-    interval = interval_of(test)
-    ends = "" if interval is None else f" [{column.shown(interval[0], '+')}, {column.shown(interval[1], '+')}]"
-    return f"{column.shown(test.difference, '+')}{ends}"
+    ends = "" if lead.interval is None else f" [{', '.join(column.shown(end, '+') for end in lead.interval)}]"
+    return f"{column.shown(lead.gain, '+')}{ends}"
 
 
 def printed_of(study: str) -> Mapping[str, Mapping[str, Printed]]:
@@ -433,7 +520,7 @@ def _choices(results: Results) -> list[str]:
         rows.append(["file of word vectors", vectors, "all", "what these runs were given"])
     return [
         "The same for every method, and tried out with the Transformer and DA-Transformer alone. Where these two "
-        "differed one was taken for both, and not always the better one for each: what suited which is said below.",
+        "differed one value was used for both, not always the better one for each: what suited which is said below.",
         "",
         *word_table(heads, rows),
     ]
@@ -441,7 +528,7 @@ def _choices(results: Results) -> list[str]:
 
 def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     rows = [
-        [f"{number}. {claim.says}{_own_numbers(claim)}", verdict.verdict, verdict.numbers]
+        [f"{number}. {claim.says}{_own_numbers(claim)}", verdict.told, verdict.numbers]
         for number, (claim, verdict) in enumerate(zip(CLAIMS.values(), verdicts, strict=True), 1)
     ]
     differences = [
@@ -453,9 +540,9 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     return [
         "A difference counts as clear at p < 0.05 in Welch's t-test over seeds, which takes neither runs as paired nor "
         "their spreads as equal. A claim is reproduced where all that it says is clear on all data sets that it speaks "
-        "of, each in every reading that was run: two of SST, four of SNLI. Where it is not, the numbers tell whether "
-        "it is contradicted (the other way round) or only not seen (within noise). Heads start on one side with w, and "
-        "claims on its sign count only if enough of them could leave it; v starts at 0, on neither side.",
+        "of, each in every reading that was run: two of SST, four of SNLI. Where it is not, something is clearly the "
+        "other way round (contradicted), or the runs cannot tell (within noise). Half of the heads start with w < 0, "
+        "half with w > 0; where few change sides, claims on signs are not testable. v starts at 0.",
         "",
         *word_table(["the paper says", "verdict", "numbers"], rows),
         *(

@@ -128,7 +128,7 @@ def results_table(
     separator = [[NOT_IN_THE_PAPER, *[""] * (len(heads) - 1)]] if inside and outside else []
     notes = _footnotes(columns, rows, comparisons) + _gaps(columns, rows, summaries)
     table = markdown(heads, [*inside, *separator, *outside])
-    return "\n".join(table + [line for note in notes for line in ("", note)])
+    return "\n".join(table + [line for note in notes for line in ("", note)] + _more(columns, comparisons))
 
 
 def _summaries(column: Column, rows: Sequence[Row]) -> dict[str, Summary]:
@@ -187,11 +187,22 @@ def _footnotes(columns: Sequence[Column], rows: Sequence[Row], comparisons: Mapp
 
 def _footnote(column: Column, comparison: Comparison, labels: Mapping[str, str]) -> str:
     ours, rival = (labels.get(method, method) for method in (comparison.ours, comparison.rival))
-    parts = [f"{column.label}: {ours} − {rival} = {column.shown(comparison.welch.difference, '+')}{column.unit}"]
-    parts += [_test(test) for test in (comparison.welch, comparison.paired) if test]
-    if comparison.interval:
-        parts.append(_interval(column, comparison.interval))
-    return "; ".join(parts) + "."
+    less = "" if column.higher_is_better else ", less is better"
+    gap = f"{ours} − {rival} = {column.shown(comparison.welch.difference, '+')}{column.unit}{less}"
+    return f"{column.label}: {gap}; {_test(comparison.welch)}."
+
+
+def _more(columns: Sequence[Column], comparisons: Mapping[str, Comparison]) -> list[str]:
+    """The lines of what else can be said of these runs, folded away."""
+    told = []
+    for column in columns:
+        one = comparisons.get(column.name)
+        parts = [] if one is None or one.paired is None else [_test(one.paired)]
+        parts += [] if one is None or one.interval is None else [_interval(column, one.interval)]
+        told += [f"- {column.label}: {'; '.join(parts)}."] if parts else []
+    if not told:
+        return []
+    return ["", "<details><summary>By pairs of seeds, and by test items</summary>", "", *told, "", "</details>"]
 
 
 def _test(test: Significance) -> str:
@@ -215,7 +226,7 @@ def shown_p(value: float | None) -> str:
 
 def _interval(column: Column, interval: Interval) -> str:
     ends = f"[{column.shown(interval.low, '+')}, {column.shown(interval.high, '+')}]"
-    return f"{interval.level * 100:g} % interval over {interval.items:,} items, these runs as they are, {ends}"
+    return f"{interval.level * 100:g} % interval over {interval.items:,} items, for these runs, {ends}"
 
 
 def _gaps(columns: Sequence[Column], rows: Sequence[Row], summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:

@@ -33,6 +33,7 @@ from datransformer.train.tasks import RATING_METRICS
 
 BASELINES = ("rpr", "xl", "adapted")  # that know of distance
 HELD, FAILED, UNTESTED = "reproduced", "not reproduced", "not testable here"
+CONTRADICTED, NOISE = "contradicted", "within noise"  # two ways to be not reproduced
 DATA = tuple(RESULTS)  # the paper's
 ABLATED = ("ag", "amazon", "mind")  # in Figures 4 and 5
 AFTER_HOLM = "; every p after Holm's correction"
@@ -42,7 +43,7 @@ NEARLY = 1 / 16  # how far from half of the heads still counts as half: one head
 STEADY = 1 / 8  # how far the runs may spread around it: two heads of 16
 MOVED = 1 / 4  # of the heads at least have to leave the side they start on; half would if the start were forgotten
 STUCK = 1 / 4  # w that end nearer to where they started than this, which is half of the widest start, have not gone far
-PUT = "most are where they were put, which says nothing of what is learned"
+PUT = "most are still on the side that they were put on, so that their signs are not learned"
 LOOSE = 0.5  # a correlation that is not shown to be weaker than this may matter
 Comparisons = Mapping[Key, Comparison]
 
@@ -63,6 +64,15 @@ class Verdict:
     numbers: str
     differences: tuple[str, ...] = ()
     contradicted: bool = False
+
+    @property
+    def told(self) -> str:
+        """The verdict, and of one that is not reproduced whether runs say otherwise or cannot tell."""
+        return (
+            f"{self.verdict}: {CONTRADICTED if self.contradicted else NOISE}"
+            if self.verdict == FAILED
+            else self.verdict
+        )
 
 
 @dataclass(frozen=True)
@@ -231,7 +241,12 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
     same = [pair for pair in apart if stars[pair].is_clear and stars[pair].gain * classes[pair].gain > 0]
     opposite = [pair for pair in apart if stars[pair].is_clear and stars[pair].gain * classes[pair].gain < 0]
     if not apart:
-        return Verdict(UNTESTED, "no two methods differ clearly in accuracy: there is no picture to be the same")
+        count = sum(duel.is_clear for duel in stars.values())
+        return Verdict(
+            UNTESTED,
+            f"accuracy separates no two methods clearly, so there is nothing for RMSE, which separates {count} of "
+            f"{len(stars)} pairs, to agree with",
+        )
     noise = len(apart) - len(same) - len(opposite)
     leader = comparisons.get(("amazon_rating", RATING_METRICS[0]))
     numbers = (
@@ -289,12 +304,19 @@ def _half(results: Results, levels: Mapping[str, Floats]) -> Verdict:
         f"{_shown(moved, 1)} have changed sides"
     )
     if _stuck(values, start):
-        return Verdict(UNTESTED, f"{numbers}: {PUT}")
+        return _put(numbers, values, start)
     if abs(below.mean - 0.5) > NEARLY or (below.deviation or 0) > STEADY:
         return _judge(False, numbers, noise=not _differs(_below(values), heads / 2))
     if moved.mean() < MOVED * heads:
-        return Verdict(UNTESTED, f"{numbers}: {PUT}")
+        return _put(numbers, values, start)
     return Verdict(HELD, numbers)
+
+
+def _put(numbers: str, values: Floats, start: Floats) -> Verdict:
+    """Signs of w that are those of the start tell nothing; which way all heads have gone together was learned."""
+    means, before = values.mean(axis=1), float(start.mean())
+    drift = f"mean w {before:+.3f} at first, {_shown(means, 3, '+')} at the end ({shown_p(_against(means, before))})"
+    return Verdict(UNTESTED, f"{numbers}: {PUT}; {drift}")
 
 
 def changed_sides(values: Floats, start: Floats) -> Floats:
@@ -316,13 +338,12 @@ def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, F
         counts = ((values * side) > 0).sum(axis=1).astype(np.float64)
         p = _against(counts, heads / 2)
         noise = "; the difference is within noise" if p is not None and p >= SIGNIFICANT else ""
-        mean = _shown(values.mean(axis=1), 3, "+")
-        numbers = (
-            f"{_shown(counts, 1)} of {heads} heads have {what} ({shown_p(p)} against half of them{noise}); "
-            f"mean {what[0]} {mean}"
-        )
-        if what[0] == "w" and _stuck(values, np.array(results.started(study, "distance_weight", heads))):
-            return Verdict(UNTESTED, f"{numbers}: {PUT}")
+        numbers = f"{_shown(counts, 1)} of {heads} heads have {what} ({shown_p(p)} against half of them{noise})"
+        if what[0] == "w":
+            start = np.array(results.started(study, "distance_weight", heads))
+            if _stuck(values, start):
+                return _put(numbers, values, start)
+        numbers += f"; mean {what[0]} {_shown(values.mean(axis=1), 3, '+')}"
         if p is None:
             return Verdict(UNTESTED, f"{numbers}: {TOO_FEW}")
         return _judge(p < SIGNIFICANT and counts.mean() > heads / 2, numbers, noise=p >= SIGNIFICANT)
@@ -341,7 +362,7 @@ def _one_near(results: Results, levels: Mapping[str, Floats]) -> Verdict:
         f"{_shown(changed_sides(values, start), 1)} have changed sides"
     )
     if _stuck(values, start):
-        return Verdict(UNTESTED, f"{numbers}: {PUT}")
+        return _put(numbers, values, start)
     return _judge(once > len(values) / 2, numbers, noise=not _differs(_below(values), 1))
 
 
@@ -387,7 +408,7 @@ def _sharper(results: Results, comparisons: Comparisons) -> Verdict:
 
 
 def _length(results: Results, comparisons: Comparisons) -> Verdict:
-    """The share of w < 0 at the word level against the mean length that the paper gives of each data set.
+    """The share of w < 0 at the word level against the mean length of what was trained on, or of the paper's data.
 
     No significant correlation in five points is no proof that there is none. So it counts only where the interval
     leaves no room for one that matters.
@@ -400,7 +421,8 @@ def _length(results: Results, comparisons: Comparisons) -> Verdict:
         if study is not None:
             values = _words(results.learned(study, "distance_weight"))
             shares[name] = float(_below(values).mean() / values.shape[1])
-    listed = ", ".join(f"{name} {lengths[name]:g} words {share:.2f}" for name, share in shares.items())
+            lengths[name] = results.runs(study, OURS)[0].get("mean_length", lengths[name])
+    listed = ", ".join(f"{name} {lengths[name]:g} tokens {share:.2f}" for name, share in shares.items())
     found = correlate([math.log(lengths[name]) for name in shares], list(shares.values())) if shares else None
     if found is None:
         why = f"expected four data sets at least whose share of w < 0 is not the same, got {listed or 'none'}"
