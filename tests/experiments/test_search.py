@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from datransformer.experiments import search
+from datransformer.data.errors import InputError
+from datransformer.experiments import beyond, search
 from datransformer.experiments.runs import settings_of
 from datransformer.experiments.studies import config_of, folder_of
 from datransformer.report.searched import searched
+from datransformer.train.errors import Interrupted
 from datransformer.train.progress import Reporter
 
 
@@ -59,3 +61,23 @@ def test_what_came_of_them_is_written_down_once(data: Path, tmp_path: Path) -> N
     assert search.search(["first"], data, tmp_path / "out", device="cpu", reporter=Reporter(enabled=False)) == path
     assert json.loads(path.read_text()) == {**first, "note": "as it was"}
     assert any("train.lr = 0.01" in line for line in searched(first))
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(InputError("no such folder\x1b[2J"), 1), (Interrupted("stopped; go on"), 130)]
+)
+def test_it_ends_in_words(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("sys.argv", ["search", "--data-dir", "D", "--out", "O"])
+    for module, name in ((search, "search"), (beyond, "go_beyond")):
+        monkeypatch.setattr(module, name, fail)
+        with pytest.raises(SystemExit) as ended:
+            module.main()
+        assert ended.value.code == status
+        told = capsys.readouterr().err
+        assert told.startswith(("no such folder", "stopped; go on"))
+        assert "\x1b" not in told

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import DATA
-from datransformer.experiments.search import run_trials
+from datransformer.experiments.search import ending_in_words, run_trials
 from datransformer.experiments.studies import (
     PRECISION,
     Planned,
@@ -177,10 +177,11 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], choices=[*OPTIONS, PLAIN])
     parser.add_argument("--study", action="append", default=[], choices=list(SEEDS))
     arguments = parser.parse_args()
-    path = go_beyond(
-        arguments.data_dir, arguments.out, options=arguments.option, studies=arguments.study, reporter=Reporter()
-    )
-    print(path)  # noqa: T201
+    with ending_in_words():
+        path = go_beyond(
+            arguments.data_dir, arguments.out, options=arguments.option, studies=arguments.study, reporter=Reporter()
+        )
+        print(path)  # noqa: T201
 
 
 if __name__ in ("__main__", "__mp_main__"):  # the second in processes that runs are shared out to

@@ -8,11 +8,14 @@ Every trial changes some settings of `BASE` for all methods alike. What came of 
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.processes import process_count, share_out
@@ -28,8 +31,9 @@ from datransformer.experiments.studies import (
     folder_of,
     spread,
 )
+from datransformer.train.errors import Interrupted
 from datransformer.train.launch import launch
-from datransformer.train.progress import Reporter
+from datransformer.train.progress import Reporter, printable
 from datransformer.train.run import read_json
 
 SEARCH = "search.json"
@@ -266,6 +270,16 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
     return path
 
 
+@contextmanager
+def ending_in_words() -> Iterator[None]:
+    """Let a script that is stopped, or given what it cannot use, end in a line and not in a traceback."""
+    try:
+        yield
+    except (InputError, Interrupted) as error:
+        print(printable(str(error)), file=sys.stderr)  # noqa: T201
+        sys.exit(130 if isinstance(error, Interrupted) else 1)
+
+
 def main() -> None:
     """Run the rounds that are named, all if none is."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -275,7 +289,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if odd := set(arguments.rounds) - set(ROUNDS):
         parser.error(f"rounds: got {odd.pop()!r}, expected some of: {', '.join(ROUNDS)}")
-    print(search(arguments.rounds or list(ROUNDS), arguments.data_dir, arguments.out, reporter=Reporter()))  # noqa: T201
+    with ending_in_words():
+        path = search(arguments.rounds or list(ROUNDS), arguments.data_dir, arguments.out, reporter=Reporter())
+        print(path)  # noqa: T201
 
 
 if __name__ == "__main__":
