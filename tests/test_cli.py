@@ -380,6 +380,11 @@ def test_recommend(call: Call, tmp_path: Path) -> None:
     name, ranks = lines[0].split(" ")
     assert name == "1"
     assert sorted(json.loads(ranks)) == [1, 2, 3, 4]
+    assert "vocabulary" not in done.err
+    (train / "news.tsv").write_text((train / "news.tsv").read_text().replace("sport match", "zz qq"))
+    told = "of the words are not in the vocabulary of the run"
+    assert f"33% {told}" in call("evaluate", out, "--data", train, "--device", "cpu").err
+    assert f"33% {told}" in call("predict", out, "--data", train, "--out", tmp_path / "p.txt", "--device", "cpu").err
 
 
 def test_without_files_the_probe_is_trained_on(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -421,8 +421,7 @@ def evaluate(
         reading = _reading(trained, text_column, text_pair_column, label_column, file_format or "auto", bad_rows)
         if trained.config.task == "recommend":
             bad = BadRows(skip=reading.bad_rows == "skip")
-            metrics = evaluate_impressions(trained, data, bad_rows=bad, worker=worker, progress=reporter.stage)
-            notes = bad.lines()
+            metrics, notes = evaluate_impressions(trained, data, bad_rows=bad, worker=worker, progress=reporter.stage)
         else:
             rows = rows_of(trained, data, reading, labelled=True)
             answered = answer_rows(trained, rows, labelled=True, data=reading, worker=worker, progress=reporter.stage)
@@ -495,10 +494,10 @@ def predict(
                 if data is None or out is None:
                     raise InputError("a recommender ranks the impressions of a folder: expected --data DIR --out FILE")
                 bad = BadRows(skip=reading.bad_rows == "skip")
-                count = predict_impressions(
+                count, notes = predict_impressions(
                     trained, data, out, labelled=_labelled(data), bad_rows=bad, worker=worker, progress=reporter.stage
                 )
-                for line in (*bad.lines(), f"{count:,} impressions ranked: {out}"):
+                for line in (*notes, f"{count:,} impressions ranked: {out}"):
                     reporter.say(line)
                 return
             if out is not None and out.suffix.lower().removeprefix(".") not in OUTPUTS:

@@ -60,6 +60,11 @@ def test_words_of_the_vectors_come_behind_those_of_training_whatever_held_out_ro
                                   "data.vocabulary is 42")  # fmt: skip
     path.write_text("newest 1\nnew 3\n")
     assert prepared(RowSplits(train, dev), cache, **options).tokenizer.words[-2:] == ["newest", "new"]
+    path.write_text("newest 1\nbad a\nworse inf\nnew 3\n")
+    data = prepared(RowSplits(train, dev), cache, **options, bad_rows="skip")
+    assert data.tokenizer.words[-2:] == ["newest", "new"]
+    assert data.notes[1].startswith("2 words of vectors.txt left out: a value is no number, NaN, infinite or too large")
+    assert "vectors.txt, row 2, column 'vector'" in data.notes[1]
     path.write_text("newest\n")
     with pytest.raises(InputError, match=r"vectors\.txt: line 1 has no vector"):
         prepared(RowSplits(train, dev), cache, **options)

@@ -132,7 +132,8 @@ def test_a_list_of_words_belongs_to_a_matrix_whatever_its_name(tmp_path: Path) -
     (tmp_path / "words.txt").write_text("good\n")
     assert read_words(tmp_path / "v.bin", BadRows()) == ["good"]
     assert files_of_vectors(tmp_path / "v.bin") == [tmp_path / "v.bin", tmp_path / "words.txt"]
-    assert files_of_vectors(tmp_path / "nope.npy") == [tmp_path / "nope.npy"]
+    for path in (tmp_path / "nope.npy", tmp_path, Path(), Path("/")):
+        assert files_of_vectors(path) == [path]
 
 
 def words_of_a_file() -> st.SearchStrategy[list[str]]:

@@ -53,6 +53,18 @@ def test_every_mixer_at_every_level(mixer: str) -> None:
     torch.testing.assert_close(model(**batch), before)
 
 
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_texts_are_measured_a_few_at_a_time_as_all_together(mixer: str) -> None:
+    model = build_model("sentence", 50, 2, ModelConfig(attention=mixer, embed_dim=12, heads=3, head_dim=4)).eval()
+    tokens = torch.randint(1, 50, (7, 11))
+    tokens[2:, 6:] = 0
+    together = measure_heads(model, [{"tokens": tokens}])
+    apart = measure_heads(model, [{"tokens": tokens[:2]}, {"tokens": tokens[2:, :6]}])
+    for name, numbers in together.items():
+        for key, values in numbers.items():
+            assert apart[name][key] == pytest.approx(values, abs=1e-5)
+
+
 def is_watched(model: nn.Module) -> bool:
     return any(module._forward_pre_hooks for module in model.modules())
 

@@ -27,6 +27,7 @@ from datransformer.report.results import results_page, write_results
 from datransformer.train.errors import Interrupted
 from datransformer.train.fit import fit_stepwise
 from datransformer.train.progress import Reporter
+from datransformer.train.run import locked
 
 FEW = ("vanilla", OURS)
 
@@ -105,6 +106,11 @@ def test_other_settings_are_another_run(small: None, tmp_path: Path, monkeypatch
     monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-3, "as before"))
     monkeypatch.setitem(studies.CHOICES, "train.log_every", studies.Choice(7, "changes nothing"))
     assert run(tmp_path, seeds=1) == first
+
+
+def test_two_calls_do_not_share_a_folder(small: None, tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(InputError, match="another process is at work there"):
+        run(tmp_path, seeds=1)
 
 
 def test_other_data_are_another_run(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +296,16 @@ def test_what_nobody_expects_fails_one_run_and_no_other(
     assert "metrics" in second
 
 
-@pytest.mark.parametrize("enough", [True, False])
+NO_MEMORY = [
+    torch.cuda.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+]
+
+
+@pytest.mark.parametrize(("enough", "error"), [(False, NO_MEMORY[0]), *((True, error) for error in NO_MEMORY)])
 def test_what_runs_out_of_memory_beside_others_runs_once_more_alone(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: bool
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, enough: bool, error: Exception
 ) -> None:
     tries = []
 
@@ -300,7 +313,7 @@ def test_what_runs_out_of_memory_beside_others_runs_once_more_alone(
         if config.model.attention == "vanilla":
             tries.append(config)
             if len(tries) == 1 or not enough:
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+                raise error
         return fit_stepwise(config, *rest, **options)
 
     monkeypatch.setattr(runs, "fit_stepwise", fail)

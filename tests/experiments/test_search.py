@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +82,11 @@ def test_it_ends_in_words(
         told = capsys.readouterr().err
         assert told.startswith(("no such folder", "stopped; go on"))
         assert "\x1b" not in told
+
+
+def test_a_file_that_holds_no_list_is_named(data: Path, tmp_path: Path) -> None:
+    calls: dict[str, tuple[Any, ...]] = {search.SEARCH: (search.search, ["first"]), beyond.BEYOND: (beyond.go_beyond,)}
+    for name, (call, *arguments) in calls.items():
+        (tmp_path / name).write_text('{"trials": 1, "rows": {}}')
+        with pytest.raises(InputError, match=rf"{name}: (trials|rows): got .*, expected a list"):
+            call(*arguments, data, tmp_path, device="cpu", reporter=Reporter(enabled=False))

@@ -94,6 +94,9 @@ def test_settings_may_be_named_as_on_the_command_line() -> None:
     config = TextClassifier(settings=named)._config()
     assert (config.train.steps, config.train.patience) == (1, 2)
     assert config.model.attention_options == {"mapping": "clip"}
+    deeper = {"model.attention_options.mapping": "clip", "model.layers": 2}
+    config = TextClassifier(settings=deeper)._config()
+    assert (config.model.attention_options, config.model.layers) == ({"mapping": "clip"}, 2)
     for group in (None, 5):
         with pytest.raises(InputError, match=r"train: got .*, expected a mapping of settings"):
             TextClassifier(settings={"train": group, "train.patience": 2})._config()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,11 @@ from safetensors.torch import load_file
 from datransformer.data.batches import TextBatches
 from datransformer.data.errors import InputError
 from datransformer.data.prepare import TextData, hash_file
+from datransformer.data.tokenizer import SEPARATOR, UNKNOWN, WordTokenizer
 from datransformer.models.config import ModelConfig
 from datransformer.train.checkpoint import save_tensors
 from datransformer.train.config import FileConfig, RunConfig, TrainConfig
-from datransformer.train.fit import fit, load_data
+from datransformer.train.fit import CHUNK, fit, load_data, unknown_share
 from datransformer.train.progress import Reporter
 from datransformer.train.run import load_run, locked
 
@@ -88,6 +90,36 @@ def test_words_that_training_has_not_seen_are_counted_and_said(bench: "Bench") -
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "57% of the words in dev are not in the vocabulary" in said
     assert "words in test" not in said
+
+
+def test_a_separator_is_no_word() -> None:
+    assert unknown_share(np.array([UNKNOWN, SEPARATOR, 7, SEPARATOR, 8], np.int32)) == 1 / 3
+    assert unknown_share(np.array([SEPARATOR], np.int32)) == unknown_share(np.array([], np.int32)) == 0
+    long = np.full(CHUNK + 3, 7, np.int32)
+    long[::2] = UNKNOWN
+    assert unknown_share(long) == (CHUNK // 2 + 2) / (CHUNK + 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({}, "more rows, or a --tokenizer that cuts words into pieces, may help"),
+        ({"data_min_count": 2}, "a lower data.min_count may help"),
+        ({"data_vocabulary": 2}, "a larger data.vocabulary may help"),
+        ({"data_vectors": "v.txt"}, "more rows, or --set data.vector_words=true, may help"),
+        ({"data_vectors": "v.txt", "data_vector_words": True}, "more rows, or more word vectors, may help"),
+        ({"data_vectors": "v.txt", "data_tokenizer": "vocab.json"}, "a --tokenizer with more of them may help"),
+    ],
+)
+def test_the_remedy_is_one_that_can_be_taken(bench: "Bench", options: dict[str, Any], remedy: str) -> None:
+    (bench.folder / "v.txt").write_text("good 1 2 3\nfilm 0 1 0\n")
+    WordTokenizer(["good", "bad", "film"]).save(bench.folder / "vocab.json")
+    train = bench.csv("t.csv", [("good film", "a"), ("bad film", "b")] * 5)
+    dev = bench.csv("d.csv", [("good new thing", "a"), ("bad one", "b")])
+    options = {name: str(bench.folder / value) if isinstance(value, str) else value for name, value in options.items()}
+    console = Console(file=io.StringIO(), width=200)
+    bench.fit(bench.config(files_train=(train,), files_dev=dev, **options), reporter=Reporter(console))
+    assert f"not in the vocabulary; {remedy}" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def flip_a_byte(folder: Path) -> None:
@@ -396,7 +428,21 @@ def test_a_device_that_is_not_there(bench: "Bench") -> None:
         fit(bench.config(), bench.folder / "run", cache=bench.folder / "cache", device="cuda")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="locks are of POSIX")
+def test_a_lock_follows_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with locked(tmp_path / "run"):
+        (lock,) = tmp_path.glob("*.lock")
+    lock.unlink()
+    precious = tmp_path / "precious"
+    precious.write_text("all of it")
+    lock.symlink_to(precious)
+    with pytest.raises(InputError, match="cannot be locked"), locked(tmp_path / "run"):
+        pass
+    assert precious.read_text() == "all of it"
+
+
 def test_two_trainings_do_not_share_a_folder(bench: "Bench") -> None:
-    with locked(bench.folder / "run"), pytest.raises(InputError, match="another process is training there"):
+    with locked(bench.folder / "run"), pytest.raises(InputError, match="another process is at work there"):
         bench.fit(bench.config())
     bench.fit(bench.config())

@@ -25,7 +25,7 @@ from datransformer.data.probe import Probe
 from datransformer.data.readers import check_file, guess_format, read_rows
 from datransformer.data.store import Array, write_text
 from datransformer.data.tokenizer import SPECIAL, TextTokenizer, WordTokenizer, count_words, load_tokenizer
-from datransformer.data.vectors import files_of_vectors, read_words
+from datransformer.data.vectors import UNUSABLE, files_of_vectors, read_words
 
 try:
     import fcntl
@@ -458,7 +458,7 @@ def word_tokenizer(counts: Counter[str], config: DataConfig, notes: list[str], p
     if config.vector_words:
         assert config.vectors is not None
         path = Path(config.vectors)
-        bad_rows = BadRows(skip=config.bad_rows == "skip")  # whoever reads the vectors tells of them
+        bad_rows = BadRows(skip=config.bad_rows == "skip")  # of most of them whoever reads the vectors tells
         further = read_words(path, bad_rows, progress=lambda done, total: progress(f"reading {path.name}", done, total))
     tokenizer = WordTokenizer.from_counts(counts, further, limit=config.vocabulary, min_count=config.min_count)
     if further:
@@ -466,6 +466,8 @@ def word_tokenizer(counts: Counter[str], config: DataConfig, notes: list[str], p
         count = sum(counts[word] < config.min_count for word in words)
         full = f"; it is full: data.vocabulary is {config.vocabulary:,}" if len(words) == config.vocabulary else ""
         notes.append(f"words of {path.name} in the vocabulary beside those of training: {count:,}{full}")
+    if config.vector_words and (unusable := bad_rows.counts[UNUSABLE]):
+        notes.append(f"{unusable:,} words of {path.name} left out: {UNUSABLE} (first: {bad_rows.first[UNUSABLE]})")
     return tokenizer
 
 

@@ -30,6 +30,7 @@ LONGEST_LINE = 1 << 24
 LONGEST_WORD_LIST = 80_000_000  # safetensors reads no header beyond 100 MB
 TEXT_SUFFIXES = (".txt", ".vec")
 WORDS = "words.txt"  # beside a matrix without words: its name, or what it ends in
+UNUSABLE, FINITE = "a value is no number, NaN, infinite or too large", "finite float32 numbers"
 
 
 @dataclass(frozen=True)
@@ -71,19 +72,25 @@ def read_vectors(
 def read_words(path: Path, bad_rows: BadRows, *, progress: Progress | None = None) -> list[str]:
     """All words of such a file, each once and in its order.
 
-    If bad rows are skipped, those with bad values are too; otherwise `read_vectors` stops at them.
+    If bad rows are skipped, those with bad values are too, as `UNUSABLE`; otherwise `read_vectors` stops at them.
     """
     found: dict[str, None] = {}
     rows = _Rows(Path(path), (), bad_rows)
 
+    def take(row: int, word: str, usable: bool) -> None:
+        if usable or not bad_rows.skip:
+            found[word] = None
+        else:
+            rows.bad(row, UNUSABLE, FINITE)
+
     def read_text(lines: Iterator[bytes], rows: _Rows) -> None:
-        for _, word, numbers in _text_rows(lines, rows):
-            if not bad_rows.skip or _are_usable(numbers):
-                found[word] = None
+        for row, word, numbers in _text_rows(lines, rows):
+            take(row, word, not bad_rows.skip or _are_usable(numbers))
 
     def read_matrix(matrix: NDArray[np.floating], words: Sequence[str | None], rows: _Rows) -> None:
-        usable = np.isfinite(matrix).all(axis=1) if bad_rows.skip else np.ones(len(matrix), bool)
-        found.update((word, None) for row, word in _matrix_rows(matrix, words, rows) if usable[row - 1])
+        usable = np.isfinite(matrix).all(axis=1)
+        for row, word in _matrix_rows(matrix, words, rows):
+            take(row, word, bool(usable[row - 1]))
 
     _read(rows, progress, read_text, read_matrix)
     return list(found)
@@ -91,9 +98,11 @@ def read_words(path: Path, bad_rows: BadRows, *, progress: Progress | None = Non
 
 def files_of_vectors(path: Path) -> list[Path]:
     """The file and, where there is one, the list of its words beside it."""
+    if not path.is_file():
+        return [path]
     lists = {".npy": path.with_name(WORDS), ".safetensors": path.with_suffix(f".{WORDS}")}
-    beside = lists.get(_kind(path)) if path.is_file() else None
-    return [path, beside] if beside is not None and beside.is_file() else [path]
+    beside = lists.get(_kind(path))
+    return [path] if beside is None or not beside.is_file() else [path, beside]
 
 
 def _read(
@@ -174,7 +183,7 @@ class _Rows:
     def put(self, row: int, place: int, values: NDArray[np.floating]) -> None:
         values = values.astype(np.float64)  # the limit below is none that float16 knows
         if not (np.abs(values) <= FLOAT32_MAX).all():
-            self.bad(row, "a value is NaN, infinite or too large", "finite float32 numbers")
+            self.bad(row, "a value is NaN, infinite or too large", FINITE)
             return
         if self.values.shape[1] == 0:
             self.values = np.zeros((len(self.words), len(values)), np.float32)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import DATA
+from datransformer.experiments.runs import read_list
 from datransformer.experiments.search import ending_in_words, run_trials
 from datransformer.experiments.studies import (
     PRECISION,
@@ -36,7 +37,7 @@ from datransformer.ops.reference import adjusted_attention
 from datransformer.ops.relative import relative_positions, toeplitz
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
-from datransformer.train.run import read_json
+from datransformer.train.run import locked, read_json
 
 BEYOND = "beyond.json"
 SIGNED = "signed distance"
@@ -135,8 +136,8 @@ def go_beyond(
     """Run them, and add what came of them to ``beyond.json``; what is there already is not run again."""
     where = launch(device, "32-true").device.type
     path = out / BEYOND
-    about: dict[str, Any] = read_json(path) if path.exists() else {"note": "", "rows": []}
-    rows: list[dict[str, Any]] = about["rows"]
+    rows: list[dict[str, Any]] = read_list(path, "rows")
+    about = {"note": "", **(read_json(path) if path.exists() else {}), "rows": rows}
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--option", action="append", default=[], choices=[*OPTIONS, PLAIN])
     parser.add_argument("--study", action="append", default=[], choices=list(SEEDS))
     arguments = parser.parse_args()
-    with ending_in_words():
+    with ending_in_words(), locked(arguments.out):
         path = go_beyond(
             arguments.data_dir, arguments.out, options=arguments.option, studies=arguments.study, reporter=Reporter()
         )

@@ -24,6 +24,7 @@ from datransformer.experiments.runs import (
     Record,
     Shelf,
     finished_record,
+    read_list,
     record_path,
     reported,
     run_all,
@@ -37,10 +38,11 @@ from datransformer.train.errors import Interrupted
 from datransformer.train.fit import differences
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
-from datransformer.train.run import read_json
+from datransformer.train.run import locked
 
 DATA, CALLS = "data", "calls.json"
-NO_MEMORY = torch.cuda.OutOfMemoryError.__name__  # as it stands in a record
+# As it stands in the record of a run for which there was no memory: from torch's allocator, from CUDA, from cuBLAS.
+NO_MEMORY = (torch.cuda.OutOfMemoryError.__name__, "CUDA error: out of memory", "ALLOC_FAILED")
 LANES = 4  # runs that take turns on a GPU; more add little but memory
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 
@@ -85,13 +87,20 @@ def reproduce(
         together = LANES if where == "cuda" else 1
     if processes is None:
         processes = process_count(where)
-    place = Place(out, cache, device, together)
+    place = Place(out, cache, where, together)
     plan: list[Planned] = []
     for study in studies_of(tuple(groups)):
         found, caveat = find_data(study, data_dir, out / DATA, vectors)
         plan += plan_study(study, seeds, found, caveat, where)
     plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
-    calls = _read_calls(out)
+    with locked(out):
+        return _carry_out(plan, place, processes, reporter, began)
+
+
+def _carry_out(plan: Sequence[Planned], place: Place, processes: int, reporter: Reporter, began: float) -> list[Record]:
+    """Run what is not done yet, and note how long it took since it ``began``."""
+    out, together = place.out, place.together
+    calls = read_list(out / RESULTS / CALLS, "calls")  # how long they took, to their end or until they were stopped
     records = {planned.name: _read_finished(out, planned) for planned in plan}
     todo = [planned for planned in plan if records[planned.name] is None]
     reporter.say(
@@ -114,7 +123,7 @@ def reproduce(
         finally:
             if todo:
                 about = {"runs": done, "seconds": round(time.time() - began, 1), "together": together}
-                calls.append({**about, "processes": processes, **machine(torch.device(where))})
+                calls.append({**about, "processes": processes, **machine(torch.device(place.device))})
                 write_record(out / RESULTS / CALLS, {"calls": calls})
     return [record for record in records.values() if record is not None]
 
@@ -129,20 +138,11 @@ def _run_twice(
 
     again = []
     for planned, record in run(todo, place, processes):
-        if NO_MEMORY in record.get("failed", "") and processes * place.together > 1:
+        if any(told in record.get("failed", "") for told in NO_MEMORY) and processes * place.together > 1:
             again.append(planned)
         else:
             yield planned, record
     yield from run(again, replace(place, together=1), 1)
-
-
-def _read_calls(out: Path) -> list[Record]:
-    """How long earlier calls took, to their end or until they were stopped."""
-    path = out / RESULTS / CALLS
-    calls = read_json(path).get("calls") if path.exists() else []
-    if not isinstance(calls, list):
-        raise InputError(f"{path}: calls: got {calls!r}, expected a list; it can be deleted")
-    return calls
 
 
 def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:

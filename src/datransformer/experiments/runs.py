@@ -37,6 +37,7 @@ from datransformer.train.tasks import RANKING_METRICS, Task, clicks_of
 
 RUNS, RESULTS = "runs", "results"
 LOOKED_AT = 256  # dev texts in which the attention of a trained model is measured
+LOOKED_AT_ONCE = 16  # of them, of like length: all weights between all words of a text are there at a time
 LOOKED_AT_CLICKS = 64  # of a recommender
 SHOWN_WORDS = (12, 32)  # least and most in the text whose attention is drawn
 SHOWN = ("vanilla", OURS)  # of which methods
@@ -254,10 +255,12 @@ def look_at(fitted: Fitted, planned: Planned) -> Record:
     dev = task.splits["dev"]
     if isinstance(dev, Examples):
         source = TextBatches(dev, planned.config.shape)
-        inputs = source.batch(np.arange(min(LOOKED_AT, len(dev))), ()).inputs
+        by_length = np.argsort(dev.tokens.lengths[:LOOKED_AT], kind="stable")
+        parts = np.split(by_length, np.arange(LOOKED_AT_ONCE, len(by_length), LOOKED_AT_ONCE))
+        batches = [source.batch(part, ()).inputs for part in parts]
     else:
-        inputs = task.train.batch(np.arange(min(LOOKED_AT_CLICKS, len(task.train.sizes))), (0,)).inputs
-    heads = measure_heads(model, [_moved(inputs, device)])
+        batches = [task.train.batch(np.arange(min(LOOKED_AT_CLICKS, len(task.train.sizes))), (0,)).inputs]
+    heads = measure_heads(model, (_moved(inputs, device) for inputs in batches))
     looked["heads"] = {
         name: {key: [round(number, 4) for number in numbers] for key, numbers in values.items()}
         for name, values in heads.items()
@@ -306,6 +309,14 @@ def write_record(path: Path, record: Record) -> None:
         write_text(path, json.dumps(record, indent=1, ensure_ascii=False))
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def read_list(path: Path, name: str) -> list[Any]:
+    """The list ``name`` in a JSON file that experiments add to; an empty one if there is no file."""
+    found = read_json(path).get(name) if path.exists() else []
+    if not isinstance(found, list):
+        raise InputError(f"{path}: {name}: got {found!r}, expected a list; it can be deleted")
+    return found
 
 
 def reported(record: Record) -> dict[str, float]:

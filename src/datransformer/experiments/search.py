@@ -20,7 +20,7 @@ from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.processes import process_count, share_out
 from datransformer.experiments.reproduce import DATA, LANES
-from datransformer.experiments.runs import Place, Record, Shelf, run_all
+from datransformer.experiments.runs import Place, Record, Shelf, read_list, run_all
 from datransformer.experiments.studies import (
     PRECISION,
     Planned,
@@ -34,7 +34,7 @@ from datransformer.experiments.studies import (
 from datransformer.train.errors import Interrupted
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter, printable
-from datransformer.train.run import read_json
+from datransformer.train.run import locked, read_json
 
 SEARCH = "search.json"
 # What the first round starts from: the paper's settings, and for what it leaves open those of NRMS or common ones.
@@ -244,10 +244,8 @@ def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "au
     trials = {planned.name: (name, trial) for name, trial, planned in plan}
     todo = [planned for _, _, planned in plan]
     path = out / SEARCH
-    about: dict[str, Any] = {"note": "", "chosen": {}, "trials": []}
-    if path.exists():
-        about = read_json(path)
-    rows: list[dict[str, Any]] = about["trials"]
+    rows: list[dict[str, Any]] = read_list(path, "trials")
+    about = {"note": "", "chosen": {}, **(read_json(path) if path.exists() else {}), "trials": rows}
     seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*trials[one.name], one.study, one.variant, one.seed) not in seen]
     for planned, record in run_trials(todo, out, device, where):
@@ -289,7 +287,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if odd := set(arguments.rounds) - set(ROUNDS):
         parser.error(f"rounds: got {odd.pop()!r}, expected some of: {', '.join(ROUNDS)}")
-    with ending_in_words():
+    with ending_in_words(), locked(arguments.out):
         path = search(arguments.rounds or list(ROUNDS), arguments.data_dir, arguments.out, reporter=Reporter())
         print(path)  # noqa: T201
 

@@ -125,15 +125,15 @@ def _sharpness(results: Results, rows: Rows) -> list[str]:
         return []
     column = Column("entropy", "entropy", percent=False, digits=3)
 
-    def entropies(option: str, study: str) -> list[float]:
-        return [row["entropy"] for row in measured if (row["option"], row["study"]) == (option, study)]
+    def entropies(option: str, study: str) -> dict[int, float]:
+        return {row["seed"]: row["entropy"] for row in measured if (row["option"], row["study"]) == (option, study)}
 
-    plain = {
-        study: [float(run.mean()) for run in results.measured(study, OURS, "entropy")] + entropies(PLAIN, study)
-        for study in studies
-    }
+    plain = {study: [*(entropies(PLAIN, study) | _plain_entropies(results, study)).values()] for study in studies}
     cells = [
-        [escaped(option), *(_gap(column, _tested(entropies(option, study), plain[study])) for study in studies)]
+        [
+            escaped(option),
+            *(_gap(column, _tested([*entropies(option, study).values()], plain[study])) for study in studies),
+        ]
         for option in options_of(measured)
     ]
     return [
@@ -142,6 +142,13 @@ def _sharpness(results: Results, rows: Rows) -> list[str]:
         "",
         *markdown(["option", *(STUDIES[study].title for study in studies)], cells),
     ]
+
+
+def _plain_entropies(results: Results, study: str) -> dict[int, float]:
+    """Of the runs of the reproduction by seed, the mean over heads."""
+    runs = [record for record in results.runs(study, OURS) if record.get("heads")]
+    means = results.measured(study, OURS, "entropy").mean(axis=1) if runs else []
+    return {record["seed"]: float(mean) for record, mean in zip(runs, means, strict=True)}
 
 
 def _column(study: str) -> Column:

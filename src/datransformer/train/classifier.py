@@ -198,8 +198,10 @@ class TextClassifier:
         for name, group in _GROUPS.items():
             values[group][name] = getattr(self, name)
         for name, options in (self.settings or {}).items():
-            group, dot, key = str(name).partition(".")
-            own = {key: options} if dot else options
+            group, *parts = str(name).split(".")
+            own = options
+            for part in reversed(parts):
+                own = {part: own}
             before = values.get(group, {})
             if isinstance(before, dict):  # whatever else it is, is refused below
                 values[group] = {**before, **own} if isinstance(own, dict) else own

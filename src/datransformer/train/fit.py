@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
@@ -28,8 +29,8 @@ from datransformer.data.prepare import (
 )
 from datransformer.data.probe import Probe
 from datransformer.data.readers import Columns
-from datransformer.data.store import Ragged
-from datransformer.data.tokenizer import SPECIAL, UNKNOWN, WordTokenizer
+from datransformer.data.store import Array, Ragged
+from datransformer.data.tokenizer import SEPARATOR, SPECIAL, UNKNOWN, WordTokenizer
 from datransformer.data.vectors import WordVectors, read_vectors
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
@@ -56,6 +57,7 @@ from datransformer.train.run import (
 from datransformer.train.tasks import RecommendTask, Task, TextTask, Worker
 
 Data = TextData | NewsData
+CHUNK = 1 << 20  # tokens that are looked at at a time: they may lie in a file
 UNKNOWN_HINT = 0.1  # a share of unknown words that is worth a line
 
 
@@ -295,6 +297,10 @@ def _fit(
 
 def _remedy(config: DataConfig, data: Data) -> str:
     """What brings more words into the vocabulary."""
+    if config.tokenizer != "words":
+        return "a --tokenizer with more of them"
+    if config.min_count > 1:
+        return "a lower data.min_count"
     if data.tokenizer.size - len(SPECIAL) >= config.vocabulary:
         return "a larger data.vocabulary"
     if config.vectors is None:
@@ -447,16 +453,30 @@ def unknown_words(data: Data) -> dict[str, float]:
     """Which share of the words of dev and test is not in the vocabulary; a tokenizer of one's own may have no such."""
     if not isinstance(data.tokenizer, WordTokenizer):
         return {}
-    counts = {name: _count_tokens(data, name) for name in data.splits if name != "train"}
-    return {name: round(float(count[UNKNOWN] / max(count.sum(), 1)), 4) for name, count in counts.items()}
+    return {name: round(unknown_share(_tokens_of(data, name)), 4) for name in data.splits if name != "train"}
 
 
-def _count_tokens(data: Data, split: str) -> np.ndarray[Any, np.dtype[np.int64]]:
-    tokens: Ragged = data.splits[split].tokens if isinstance(data, TextData) else data.splits[split].titles
+def unknown_share(tokens: Array) -> float:
+    """Which share of the words is not in the vocabulary; a separator is no word."""
+    unknown = words = 0
+    for start in range(0, len(tokens), CHUNK):
+        part = tokens[start : start + CHUNK]
+        unknown += int(np.count_nonzero(part == UNKNOWN))
+        words += int(np.count_nonzero(part != SEPARATOR))
+    return unknown / max(words, 1)
+
+
+def _count_tokens(data: Data, split: str) -> npt.NDArray[np.int64]:
+    tokens = _tokens_of(data, split)
     counts = np.zeros(data.tokenizer.size, np.int64)
-    for start in range(0, len(tokens.values), 1 << 20):
-        counts += np.bincount(tokens.values[start : start + (1 << 20)], minlength=len(counts))
+    for start in range(0, len(tokens), CHUNK):
+        counts += np.bincount(tokens[start : start + CHUNK], minlength=len(counts))
     return counts
+
+
+def _tokens_of(data: Data, split: str) -> Array:
+    ragged: Ragged = data.splits[split].tokens if isinstance(data, TextData) else data.splits[split].titles
+    return ragged.values
 
 
 def _place_vectors(model: nn.Module, vectors: Tensor) -> None:

@@ -517,7 +517,7 @@ class Loop:
         return (
             f"step {self.state.step + 1}, epoch {self.state.epoch + 1}: the {what} is NaN or Inf, {where}, "
             f"in the batch of rows {shown}; {self._kept()}. "
-            "A smaller --lr, or train.clip, may help"
+            "A smaller --lr or train.vector_rate, or train.clip, may help"
         )
 
     @contextlib.contextmanager

@@ -23,8 +23,8 @@ from datransformer.data.news import Impressions, encode_impressions
 from datransformer.data.prepare import Progress, Rows, encode_texts, file_rows, no_progress
 from datransformer.data.readers import unlike
 from datransformer.data.store import Array, atomic_path
-from datransformer.data.tokenizer import SEPARATOR, UNKNOWN, WordTokenizer
-from datransformer.train.fit import UNKNOWN_HINT, columns_of
+from datransformer.data.tokenizer import WordTokenizer
+from datransformer.train.fit import UNKNOWN_HINT, columns_of, unknown_share
 from datransformer.train.metrics import classification_metrics, rating_metrics
 from datransformer.train.run import Run
 from datransformer.train.tasks import ALONE, Answers, Worker, answer_texts, rank_scores, rankable, score_impressions
@@ -84,14 +84,14 @@ def answer_rows(
         if next(run.model.parameters()).device != worker.device:  # to look at every parameter takes time
             run.model.to(worker.device)
         answers = answer_texts(run.model, examples, run.config, worker, progress)
-        notes += _unknown(run, examples.tokens.values)
+        notes += unknown_note(run, examples.tokens.values)
     return Answered(examples.rows.tolist(), answers, examples, cut, notes)
 
 
-def _unknown(run: Run, tokens: Array) -> list[str]:
+def unknown_note(run: Run, tokens: Array) -> list[str]:
     """A line on words that the run does not know, where there are many; other tokenizers may have no such."""
-    share = float((tokens == UNKNOWN).sum() / max((tokens != SEPARATOR).sum(), 1))
-    if not isinstance(run.tokenizer, WordTokenizer) or share <= UNKNOWN_HINT:
+    share = unknown_share(tokens) if isinstance(run.tokenizer, WordTokenizer) else 0.0
+    if share <= UNKNOWN_HINT:
         return []
     return [f"{share:.0%} of the words are not in the vocabulary of the run, and are all the same to it"]
 
@@ -180,14 +180,15 @@ def open_impressions(
 
 def evaluate_impressions(
     run: Run, source: Path, *, bad_rows: BadRows, worker: Worker = ALONE, progress: Progress = no_progress
-) -> dict[str, float]:
-    """The ranking metrics on a folder of MIND files."""
+) -> tuple[dict[str, float], list[str]]:
+    """The ranking metrics on a folder of MIND files, and what there is to say about them."""
     with tempfile.TemporaryDirectory(prefix="datransformer-") as folder:
         impressions = open_impressions(run, source, Path(folder), labelled=True, bad_rows=bad_rows, progress=progress)
         if not rankable(impressions):
             raise InputError(f"{source}: no impression has both a click and a candidate without one, expected some")
         scores, offsets = score_impressions(run.model.to(worker.device), impressions, run.config, worker, progress)
-        return rank_scores(impressions, scores, offsets)
+        notes = unknown_note(run, impressions.titles.values) + bad_rows.lines()
+        return rank_scores(impressions, scores, offsets), notes
 
 
 def predict_impressions(
@@ -199,8 +200,8 @@ def predict_impressions(
     bad_rows: BadRows,
     worker: Worker = ALONE,
     progress: Progress = no_progress,
-) -> int:
-    """Write MIND's ``prediction.txt`` for a folder of MIND files; how many impressions it ranks."""
+) -> tuple[int, list[str]]:
+    """Write MIND's ``prediction.txt`` for a folder of MIND files; how many impressions it ranks, and notes."""
     with tempfile.TemporaryDirectory(prefix="datransformer-") as folder:
         impressions = open_impressions(
             run, source, Path(folder), labelled=labelled, bad_rows=bad_rows, progress=progress
@@ -212,7 +213,7 @@ def predict_impressions(
                 for place, impression in enumerate(impressions.members)
             )
             write_predictions(target, pairs)
-        return len(impressions)
+        return len(impressions), unknown_note(run, impressions.titles.values) + bad_rows.lines()
 
 
 def predictions(

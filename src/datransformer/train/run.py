@@ -65,18 +65,24 @@ class Run:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes of this machine from training into the same folder; the lock dies with its process."""
+    """Keep other processes of this machine from writing into the same folder; the lock dies with its process."""
     if fcntl is None:  # not a POSIX system
         yield
         return
     name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     path = Path(tempfile.gettempdir()) / f"datransformer-{os.getuid()}-{name}.lock"
-    with path.open("w") as file:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)  # no link that others laid
+    except OSError as error:
+        raise InputError(f"{path}: cannot be locked ({error.strerror or error})") from error
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"{folder}: another process is training there, expected a folder of its own") from None
+            raise InputError(f"{folder}: another process is at work there, expected a folder of its own") from None
         yield
+    finally:
+        os.close(file)
 
 
 def start_folder(folder: Path, config: RunConfig, tokenizer: TextTokenizer, labels: Labels, fingerprint: str) -> None:
