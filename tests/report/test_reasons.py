@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from datransformer.experiments.beyond import FROM_ZERO
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
-from datransformer.report.reasons import reasons
+from datransformer.ops.mapping import MAPPINGS
+from datransformer.report.reasons import coefficient, reasons
 from datransformer.report.records import Results
 
 LEVEL = "text.sequence.encoder.layers.0.attention"
@@ -76,7 +79,14 @@ def test_where_heads_go_from_zero() -> None:
     ]  # fmt: skip
     rows.append({"study": "sst", "option": FROM_ZERO, "seed": 0, "dev": {}})  # of before they were kept
     lines = reasons(Results([], beyond={"note": "", "rows": rows}))
-    assert lines[-1] == "| AG, words | 2 | 0.5 ± 0.7 of 3 | -0.15, +0.50 | 1.0 ± 0.0 of 3 | -1.00, +3.00 |"
+    # (1 + eᵛ) / (1 + e^(v − 5w)) of the first head is 0.368 and 1.205, of the others 7.961 and 1.245.
+    assert lines[-1] == "| AG, words | 2 | 0.5 ± 0.7 of 3 | -0.15, +0.50 | 1.0 ± 0.0 of 3 | -1.00, +3.00 | 3.33 |"
+
+
+def test_the_coefficient_is_that_of_the_model() -> None:
+    weights, shifts = np.array([-0.4, 0.5, 0.1, -9.0]), np.array([-1.0, 3.0, 0.0, 50.0])
+    expected = MAPPINGS["learnable_sigmoid"](torch.tensor(weights * 5), torch.tensor(shifts))
+    np.testing.assert_allclose(coefficient(weights * 5, shifts), expected.numpy(), rtol=1e-12)
 
 
 def test_who_is_sharp() -> None:

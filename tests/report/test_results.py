@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from datransformer.data.errors import InputError
+from datransformer.experiments.beyond import FROM_ZERO
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS
 from datransformer.experiments.studies import LINEAR, STUDIES, TABLES
 from datransformer.report.comparisons import compare_all
 from datransformer.report.records import Results, read_results
 from datransformer.report.results import results_page, write_results
-from datransformer.report.verdicts import ABLATED, FAILED, HELD, UNTESTED, VERDICTS, Verdict
+from datransformer.report.verdicts import ABLATED, FAILED, FREE, HELD, UNTESTED, VERDICTS, Verdict
 
 LEVEL = "text.sequence.encoder.layers.0.attention"
 NEWS = "user.encoder.layers.0.attention"
@@ -515,6 +516,36 @@ def test_heads_that_stay_where_they_were_put_tell_nothing() -> None:
         assert "mean w +0.000 at first, +0.000 ± 0.000 at the end" in found.numbers
     for claim in ("one_near_head", "words_look_far"):
         assert judge(claim, with_heads("mind", {LEVEL: far, NEWS: far}, "distance_weight")).verdict == FAILED
+
+
+@pytest.mark.parametrize(
+    ("claim", "study", "free", "verdict"),
+    [
+        ("half_near_half_far", "ag", [0.1, 0.2, 0.5, 1.0], FAILED),
+        ("half_near_half_far", "ag", [-1.0, -0.5, 0.5, 1.0], HELD),
+        ("words_look_far", "mind", [-1.0, 0.2, 0.5, 1.0], HELD),
+        ("one_near_head", "mind", [-1.0, 0.2, 0.5, 1.0], HELD),
+        ("one_near_head", "mind", [-1.0, -0.2, 0.5, 1.0], FAILED),
+    ],
+)
+def test_where_heads_stay_runs_that_start_at_zero_decide(
+    claim: str, study: str, free: list[float], verdict: str
+) -> None:
+    levels = {LEVEL: STARTED, NEWS: STARTED}
+    records = [record for runs in with_heads(study, levels, "distance_weight").records[study].values()
+               for record in runs.values()]  # fmt: skip
+
+    def judged(runs: int) -> Verdict:
+        distances = {level: dict.fromkeys(("distance_weight", "distance_shift"), free) for level in levels}
+        rows = [{"study": study, "option": FROM_ZERO, "seed": seed, "distances": distances} for seed in range(runs)]
+        return judge(claim, Results(records, beyond={"note": "", "rows": rows}))
+
+    found = judged(3)
+    assert found.verdict == verdict
+    assert "most are still on the side" in found.numbers
+    assert f". {FREE} (3 runs): " in found.numbers
+    assert judged(0).verdict == judged(2).verdict == UNTESTED
+    assert FREE not in judged(2).numbers
 
 
 def test_where_a_linear_model_is_better_the_page_says_so_at_the_top() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datransformer.data.errors import InputError
+from datransformer.experiments.beyond import FROM_ZERO
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.reproduce import CALLS
@@ -124,11 +125,12 @@ class Results:
 
     def learned(self, study: str, name: str) -> dict[str, Floats]:
         """W or v of ours by level, [runs, heads]."""
-        levels: dict[str, list[list[float]]] = {}
-        for record in self.runs(study, OURS):
-            for level, numbers in record.get("distances", {}).items():
-                levels.setdefault(level, []).append(numbers[name])
-        return {level: np.array(runs) for level, runs in levels.items()}
+        return _by_level(self.runs(study, OURS), name)
+
+    def from_zero(self, study: str, name: str) -> dict[str, Floats]:
+        """As `learned`, of runs beyond the paper in which w and v of every head start at 0 and learn fast."""
+        rows = [] if self.beyond is None else self.beyond["rows"]
+        return _by_level([row for row in rows if (row["study"], row["option"]) == (study, FROM_ZERO)], name)
 
     def started(self, study: str, name: str, heads: int) -> list[float]:
         """W or v of ours before training, by head; the runs of a study start alike."""
@@ -180,6 +182,14 @@ def read_results(folder: Path) -> Results:
         _read_checked(path, check) if path.is_file() else None for path, check in zip(beside, checks, strict=True)
     )
     return Results(records, search, beyond, calls["calls"] if calls is not None else ())
+
+
+def _by_level(records: Iterable[Record], name: str) -> dict[str, Floats]:
+    levels: dict[str, list[list[float]]] = {}
+    for record in records:
+        for level, numbers in record.get("distances", {}).items():
+            levels.setdefault(level, []).append(numbers[name])
+    return {level: np.array(runs) for level, runs in levels.items()}
 
 
 def _read_checked(path: Path, check: Callable[[Record], None]) -> Record:

@@ -542,7 +542,8 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
         "their spreads as equal. A claim is reproduced where all that it says is clear on all data sets that it speaks "
         "of, each in every reading that was run: two of SST, four of SNLI. Where it is not, something is clearly the "
         "other way round (contradicted), or the runs cannot tell (within noise). Half of the heads start with w < 0, "
-        "half with w > 0; where few change sides, claims on signs are not testable. v starts at 0.",
+        "half with w > 0; where few change sides, claims on signs are judged by runs beyond the paper in which all "
+        "start at w = 0, if there are such, and else not testable. v starts at 0.",
         "",
         *word_table(["the paper says", "verdict", "numbers"], rows),
         *(

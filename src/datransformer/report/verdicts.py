@@ -58,12 +58,14 @@ class Verdict:
         differences: One by one, where there are many.
         contradicted: Whether a claim that is not reproduced is so because something is clearly otherwise, not because
             the runs cannot tell.
+        put: Whether heads are on the sides that they were put on, so that it says nothing of what is learned.
     """
 
     verdict: str
     numbers: str
     differences: tuple[str, ...] = ()
     contradicted: bool = False
+    put: bool = False
 
     @property
     def told(self) -> str:
@@ -274,8 +276,16 @@ def _differs(values: Floats, bound: float) -> bool:
     return p is not None and p < SIGNIFICANT
 
 
-def _heads(study: str, name: str, judge: Callable[[Results, Mapping[str, Floats]], Verdict]) -> Callable[..., Verdict]:
-    """A verdict on w or v of all levels, where there are several runs."""
+Levels = Mapping[str, Floats]  # w or v, [runs, heads]
+Start = Callable[[int], Floats]  # w of so many heads before training
+FREE = "Where every head starts at w = 0, and w and v learn at ten times the rate"
+
+
+def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> Callable[..., Verdict]:
+    """A verdict on w or v of all levels, where there are several runs.
+
+    Where heads stay on the sides that they were put on, runs decide in which they were put on none, if there are such.
+    """
 
     def judge_heads(results: Results, comparisons: Comparisons) -> Verdict:
         levels = results.learned(study, name)
@@ -283,7 +293,13 @@ def _heads(study: str, name: str, judge: Callable[[Results, Mapping[str, Floats]
             return Verdict(UNTESTED, _no_runs([study]))
         if min(map(len, levels.values())) < 2:
             return Verdict(UNTESTED, TOO_FEW)
-        return judge(results, levels)
+        verdict = judge(levels, lambda heads: np.array(results.started(study, "distance_weight", heads)))
+        free = results.from_zero(study, name) if verdict.put else {}
+        if not free or min(map(len, free.values())) < FEW_RUNS:
+            return verdict
+        again = judge(free, np.zeros)
+        runs = len(next(iter(free.values())))
+        return replace(again, numbers=f"{verdict.numbers}. {FREE} ({runs} runs): {again.numbers}")
 
     return judge_heads
 
@@ -292,12 +308,12 @@ def _words(levels: Mapping[str, Floats]) -> Floats:
     return next((values for level, values in levels.items() if level.startswith("text")), next(iter(levels.values())))
 
 
-def _half(results: Results, levels: Mapping[str, Floats]) -> Verdict:
+def _half(levels: Levels, start_of: Start) -> Verdict:
     """Half of the heads on each side; of no worth where they started so and few have moved across."""
     values = _words(levels)
     heads = values.shape[1]
     below = summarise((_below(values) / heads).tolist())
-    start = np.array(results.started("ag", "distance_weight", heads))
+    start = start_of(heads)
     moved = changed_sides(values, start)
     numbers = (
         f"{shown_count(values)} heads have w < 0, where {int((start < 0).sum())} of them start; "
@@ -316,7 +332,7 @@ def _put(numbers: str, values: Floats, start: Floats) -> Verdict:
     """Signs of w that are those of the start tell nothing; which way all heads have gone together was learned."""
     means, before = values.mean(axis=1), float(start.mean())
     drift = f"mean w {before:+.3f} at first, {_shown(means, 3, '+')} at the end ({shown_p(_against(means, before))})"
-    return Verdict(UNTESTED, f"{numbers}: {PUT}; {drift}")
+    return Verdict(UNTESTED, f"{numbers}: {PUT}; {drift}", put=True)
 
 
 def changed_sides(values: Floats, start: Floats) -> Floats:
@@ -329,10 +345,10 @@ def _stuck(values: Floats, start: Floats) -> bool:
     return bool(changed_sides(values, start).mean() < MOVED * len(start) and np.abs(values - start).mean() < STUCK)
 
 
-def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, Floats]], Verdict]:
+def _most(what: str, side: int) -> Callable[[Levels, Start], Verdict]:
     """Whether more than half of the heads of the word level are on one side of 0."""
 
-    def judge(results: Results, levels: Mapping[str, Floats]) -> Verdict:
+    def judge(levels: Levels, start_of: Start) -> Verdict:
         values = _words(levels)
         heads = values.shape[1]
         counts = ((values * side) > 0).sum(axis=1).astype(np.float64)
@@ -340,7 +356,7 @@ def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, F
         noise = "; the difference is within noise" if p is not None and p >= SIGNIFICANT else ""
         numbers = f"{_shown(counts, 1)} of {heads} heads have {what} ({shown_p(p)} against half of them{noise})"
         if what[0] == "w":
-            start = np.array(results.started(study, "distance_weight", heads))
+            start = start_of(heads)
             if _stuck(values, start):
                 return _put(numbers, values, start)
         numbers += f"; mean {what[0]} {_shown(values.mean(axis=1), 3, '+')}"
@@ -351,12 +367,12 @@ def _most(study: str, what: str, side: int) -> Callable[[Results, Mapping[str, F
     return judge
 
 
-def _one_near(results: Results, levels: Mapping[str, Floats]) -> Verdict:
+def _one_near(levels: Levels, start_of: Start) -> Verdict:
     values = next((values for level, values in levels.items() if not level.startswith("text")), None)
     if values is None:
         return Verdict(UNTESTED, NO_NEWS)
     once = int((_below(values) == 1).sum())
-    start = np.array(results.started("mind", "distance_weight", values.shape[1]))
+    start = start_of(values.shape[1])
     numbers = (
         f"{shown_count(values)} heads have w < 0, exactly one in {once} of {len(values)} runs; "
         f"{_shown(changed_sides(values, start), 1)} have changed sides"
@@ -366,7 +382,7 @@ def _one_near(results: Results, levels: Mapping[str, Floats]) -> Verdict:
     return _judge(once > len(values) / 2, numbers, noise=not _differs(_below(values), 1))
 
 
-def _all_positive(results: Results, levels: Mapping[str, Floats]) -> Verdict:
+def _all_positive(levels: Levels, start_of: Start) -> Verdict:
     """Whether the lowest v of a run is clearly above 0, level by level."""
     if len(levels) < 2:
         return Verdict(UNTESTED, NO_NEWS)
@@ -454,8 +470,8 @@ VERDICTS: dict[str, Callable[[Results, Comparisons], Verdict]] = {
         (EARLY, LATE), (EARLY[:1], EARLY[1:]), (LATE[:1], LATE[1:]), data=ABLATED, table="adjustments"
     ),
     "half_near_half_far": _heads("ag", "distance_weight", _half),
-    "mild_on_ag": _heads("ag", "distance_shift", _most("ag", "v < 0", -1)),
-    "words_look_far": _heads("mind", "distance_weight", _most("mind", "w > 0", 1)),
+    "mild_on_ag": _heads("ag", "distance_shift", _most("v < 0", -1)),
+    "words_look_far": _heads("mind", "distance_weight", _most("w > 0", 1)),
     "one_near_head": _heads("mind", "distance_weight", _one_near),
     "all_shifts_positive": _heads("mind", "distance_shift", _all_positive),
     "sharper_attention": _sharper,
