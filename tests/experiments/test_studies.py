@@ -1,9 +1,11 @@
 """What the page says of choices that no study makes is what the library does."""
 
+from pathlib import Path
+
 import pytest
 
 from datransformer.experiments.heads import starting_distances
-from datransformer.experiments.studies import CHOICES, DEFAULTS, STUDIES, spread
+from datransformer.experiments.studies import CHOICES, DEFAULTS, STUDIES, find_data, find_vectors, plan_study, spread
 from datransformer.nn.rpr import RelativePositionAttention
 from datransformer.train.config import TrainConfig
 
@@ -24,3 +26,20 @@ def test_defaults_are_those_of_the_library() -> None:
     assert {"snli", "snli_siamese"} <= set(STUDIES)
     own = {name for study in STUDIES.values() for name in (*study.settings, *study.choices)}
     assert own.isdisjoint({"train.max_tokens", "train.distance_rate", "model.attention_options"})
+
+
+def test_without_word_vectors_none_are_frozen_or_asked_for_words(sst: Path, tmp_path: Path) -> None:
+    path = sst / "glove.6B.300d.txt"
+    path.write_text("good 1 2\n")
+    for vectors in (None, find_vectors(sst)):
+        data, _ = find_data("sst", sst, tmp_path / "out", vectors)
+        for study, about in STUDIES.items():
+            config = plan_study(study, 1, data)[0].config
+            for name, value in {
+                "freeze_vectors": config.model.freeze_vectors,
+                "vector_words": config.data.vector_words,
+            }.items():
+                chosen = next(
+                    (one.value for key, one in {**CHOICES, **about.choices}.items() if key.endswith(name)), False
+                )
+                assert value == (chosen and vectors is not None)

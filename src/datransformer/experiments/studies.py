@@ -74,6 +74,9 @@ DEFAULTS: dict[str, Choice] = {
     ),
 }
 
+# Choices that make no sense without word vectors.
+NO_VECTORS: Settings = {"data.vector_words": False, "model.freeze_vectors": False}
+
 # Weights, moments and sums are kept in full; a CPU has nothing to gain from less.
 PRECISION = {"cpu": "32-true", "cuda": "bf16-mixed"}
 
@@ -299,7 +302,7 @@ def find_data(study: str, folder: Path | None, out: Path, vectors: Path | None) 
         return {"files.dataset": "probe"}, "generated: the label is a matter of distance alone"
     if folder is None:
         raise InputError(f"--data-dir: got nothing, expected the folder that holds the data: {study} needs it")
-    words = {} if vectors is None else {"data.vectors": str(vectors.resolve())}
+    words: Settings = NO_VECTORS if vectors is None else {"data.vectors": str(vectors.resolve())}
     if has_pieces(name, folder):
         paths = {split: str(path.resolve()) for split, path in write_pieces(name, folder, out / name).items()}
         files = {"files.train": [paths["train"]], "files.dev": paths["dev"], "files.test": paths["test"]}
