@@ -10,7 +10,7 @@ import pytest
 from datransformer.data.errors import InputError
 from datransformer.experiments import beyond, search
 from datransformer.experiments.runs import settings_of
-from datransformer.experiments.studies import config_of, folder_of
+from datransformer.experiments.studies import STUDIES, config_of, folder_of
 from datransformer.report.searched import searched
 from datransformer.train.errors import Interrupted
 from datransformer.train.progress import Reporter
@@ -31,6 +31,11 @@ def test_a_model_can_be_made_of_every_trial(name: str) -> None:
     for settings, study, variant in itertools.product(chosen.trials.values(), chosen.seeds, chosen.variants):
         config = config_of(study, variant, 0, {**search.BASE, "data.vectors": "glove.txt", **settings})
         config.model.encoder()
+
+
+def test_trials_start_from_the_same_settings_whatever_was_chosen_since() -> None:
+    chosen = {name for study in STUDIES.values() for name in study.choices}
+    assert chosen <= set(search.BASE)
 
 
 def test_trials_differ_in_what_they_say_and_never_see_the_test_set(data: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_the_command_says_how_it_went(
     runs: "Runs", tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = export_run(runs.fit(), tmp_path / "out", to="hf")
-    assert re.search(r"6 batches as torch answers them, largest difference \d\.\de-\d\d, ", line)
+    assert re.search(r"6 batches as torch answers them, largest difference \d\.\de[-+]\d\d, ", line)
     assert "|" not in capfd.readouterr().err  # no progress bars
     monkeypatch.setattr(hf, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs transformers: pip install datransformer\[hf\]"):

@@ -53,6 +53,9 @@ BASE: Settings = {
     "model.embed_scale": 1.0,
     "model.freeze_vectors": False,
     "model.width": None,
+    "data.vector_words": False,
+    "train.vector_rate": 1.0,
+    "train.average": 0.0,
 }
 
 

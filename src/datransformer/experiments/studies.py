@@ -73,7 +73,7 @@ DEFAULTS: dict[str, Choice] = {
     ),
 }
 
-# Choices that make no sense without word vectors.
+# What choices come to where there are no word vectors.
 NO_VECTORS: Settings = {"data.vector_words": False, "model.freeze_vectors": False}
 
 # Weights, moments and sums are kept in full; a CPU has nothing to gain from less.
@@ -289,6 +289,8 @@ def spread(widest: float) -> list[float]:
 def config_of(study: str, variant: str, seed: int, data: Settings, changed: Settings | None = None) -> RunConfig:
     """The settings of one run: the choices for all, those of the study, of the data, of the variant, and changes."""
     chosen = {name: choice.value for name, choice in {**CHOICES, **STUDIES[study].choices}.items()}
+    if "data.vectors" not in data:
+        chosen |= NO_VECTORS
     own = {**VARIANTS[variant].settings, **(changed or {}), "train.seed": seed}
     settings = {**chosen, **STUDIES[study].settings, **data, **own}
     values: dict[str, Any] = {}
@@ -311,7 +313,7 @@ def find_data(study: str, folder: Path | None, out: Path, vectors: Path | None) 
         return {"files.dataset": "probe"}, "generated: the label is a matter of distance alone"
     if folder is None:
         raise InputError(f"--data-dir: got nothing, expected the folder that holds the data: {study} needs it")
-    words: Settings = NO_VECTORS if vectors is None else {"data.vectors": str(vectors.resolve())}
+    words: Settings = {} if vectors is None else {"data.vectors": str(vectors.resolve())}
     if has_pieces(name, folder):
         paths = {split: str(path.resolve()) for split, path in write_pieces(name, folder, out / name).items()}
         files = {"files.train": [paths["train"]], "files.dev": paths["dev"], "files.test": paths["test"]}

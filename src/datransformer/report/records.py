@@ -54,7 +54,7 @@ SEARCHED = {
     ],
     "chosen": dict,
 }
-CALLED = {"calls": [{"runs": int, "seconds": float}]}
+CALLED = {"calls": [{"runs": int, "seconds": float, "device?": str}]}
 GONE_BEYOND = {
     "note": str,
     "rows": [

@@ -1,6 +1,7 @@
 """The page of a reproduction, from the small JSON files that its runs have left: tables, heads, verdicts, choices."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import AS_IT_SAYS, CLAIMS, METHODS, OURS, RESULTS, RUNS, Claim, Printed
+from datransformer.experiments.runs import Record
 from datransformer.experiments.studies import (
     CHOICES,
     CONTROL,
@@ -293,13 +295,13 @@ def _provenance(results: Results) -> str:
     variants = [runs for study in results.studies for runs in results.records[study].values()]
     records = [record for runs in variants for record in runs.values()]
     # A linear model is trained on the CPU, wherever the others are.
-    devices = sorted({escaped(record["device"]) for record in records if record["variant"] != LINEAR})
-    seconds = sum(call["seconds"] for call in results.calls)
-    timed = sum(call["runs"] for call in results.calls)
-    calls = "One call" if len(results.calls) == 1 else f"{len(results.calls)} calls"
-    took = f" {calls}, {seconds / 60:,.1f} minutes in all, made {timed:,}." if results.calls else ""
-    if results.calls and timed < len(records):
-        took += " Those of the others were not timed."
+    devices = Counter(escaped(record["device"]) for record in records if record["variant"] != LINEAR)
+    where = " and ".join(
+        device if len(devices) == 1 else f"{device} ({count:,})" for device, count in sorted(devices.items())
+    )
+    took = _timed(results.calls)
+    if took and sum(call["runs"] for call in results.calls) < len(records):
+        took += " The others were not timed."
     seeds = max(map(len, variants), default=0)
     planned = sum(len(plan_study(study, seeds, {})) for study in results.studies)
     missing = planned - len(records)
@@ -308,9 +310,21 @@ def _provenance(results: Results) -> str:
     if seeds < RUNS:
         part += f" The paper has {RUNS} seeds a method; with one there are neither tests nor intervals."
     return (
-        f"{len(records):,} runs, up to {most} a method, on {', '.join(devices) or 'nothing'}.{took}{part} "
+        f"{len(records):,} runs, up to {most} a method, on {where or 'nothing'}.{took}{part} "
         "`datransformer reproduce` made them, and `datransformer report` made this page of what they left."
     )
+
+
+def _timed(calls: Sequence[Record]) -> str:
+    """How long calls took, by device."""
+    told = []
+    for device in dict.fromkeys(call.get("device") for call in calls):
+        mine = [call for call in calls if call.get("device") == device]
+        runs, minutes = sum(call["runs"] for call in mine), sum(call["seconds"] for call in mine) / 60
+        count = "one call" if len(mine) == 1 else f"{len(mine)} calls"
+        on = f" on {escaped(device)}" if device else ""
+        told.append(f"{runs:,} in {minutes:,.1f} minutes{on}, {count}")
+    return f" Timed: {'; '.join(told)}." if told else ""
 
 
 def _at_a_glance(results: Results) -> list[str]:
