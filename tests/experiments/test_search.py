@@ -69,6 +69,18 @@ def test_what_came_of_them_is_written_down_once(data: Path, tmp_path: Path) -> N
     assert any("train.lr = 0.01" in line for line in searched(first))
 
 
+def test_some_trials_of_some_studies_can_be_asked_for(data: Path, tmp_path: Path) -> None:
+    def run(**chosen: tuple[str, ...]) -> Path:
+        reporter = Reporter(enabled=False)
+        return search.search(["first"], data, tmp_path / "out", **chosen, device="cpu", reporter=reporter)
+
+    path = run(trials=("rate",), studies=("sst",))
+    assert {(trial["trial"], trial["study"]) for trial in json.loads(path.read_text())["trials"]} == {("rate", "sst")}
+    for chosen in ({"trials": ("slow",)}, {"studies": ("ag",)}):
+        with pytest.raises(InputError, match="nothing to run: no round that is named has such"):
+            run(**chosen)
+
+
 @pytest.mark.parametrize(
     ("error", "status"), [(InputError("no such folder\x1b[2J"), 1), (Interrupted("stopped; go on"), 130)]
 )

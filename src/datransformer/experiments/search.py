@@ -1,6 +1,6 @@
 """The search for the one recipe of the reproduction: trials on dev, with no test set in sight.
 
-    python -m datransformer.experiments.search --data-dir D --out DIR [ROUND ...]
+    python -m datransformer.experiments.search --data-dir D --out DIR [--trial NAME ...] [--study NAME ...] [ROUND ...]
 
 Every trial changes some settings of `BASE` for all methods alike. What came of it is a line of ``search.json``, which
 `datransformer report` turns into tables.
@@ -9,7 +9,7 @@ Every trial changes some settings of `BASE` for all methods alike. What came of 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from datransformer.experiments.reproduce import DATA, LANES
 from datransformer.experiments.runs import Place, Record, Shelf, read_list, run_all
 from datransformer.experiments.studies import (
     PRECISION,
+    STUDIES,
     Planned,
     Settings,
     config_of,
@@ -240,19 +241,45 @@ def run_trials(todo: Sequence[Planned], out: Path, device: str, where: str) -> I
     return share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(place.test))
 
 
-def search(names: Sequence[str], data_dir: Path, out: Path, *, device: str = "auto", reporter: Reporter) -> Path:
-    """Run rounds, and add what came of them to ``search.json``; what is there already is not run again."""
+def search(
+    names: Sequence[str],
+    data_dir: Path,
+    out: Path,
+    *,
+    trials: Collection[str] = (),
+    studies: Collection[str] = (),
+    device: str = "auto",
+    reporter: Reporter,
+) -> Path:
+    """Run rounds, and add what came of them to ``search.json``; what is there already is not run again.
+
+    Args:
+        names: Keys of `ROUNDS`.
+        data_dir: Folder with the data.
+        out: Folder for runs and what came of them.
+        trials: The trials of those rounds; all if there are none.
+        studies: The studies of those rounds; all if there are none.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        reporter: Gets told.
+    """
     where = launch(device, "32-true").device.type
-    plan = [(name, *one) for name in names for one in plan_round(name, data_dir, out, where)]
-    trials = {planned.name: (name, trial) for name, trial, planned in plan}
+    plan = [
+        (name, trial, planned)
+        for name in names
+        for trial, planned in plan_round(name, data_dir, out, where)
+        if (not trials or trial in trials) and (not studies or planned.study in studies)
+    ]
+    if not plan:
+        raise InputError("nothing to run: no round that is named has such trials of such studies")
+    origins = {planned.name: (name, trial) for name, trial, planned in plan}
     todo = [planned for _, _, planned in plan]
     path = out / SEARCH
     rows: list[dict[str, Any]] = read_list(path, "trials")
     about = {"note": "", "chosen": {}, **(read_json(path) if path.exists() else {}), "trials": rows}
     seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
-    todo = [one for one in todo if (*trials[one.name], one.study, one.variant, one.seed) not in seen]
+    todo = [one for one in todo if (*origins[one.name], one.study, one.variant, one.seed) not in seen]
     for planned, record in run_trials(todo, out, device, where):
-        name, trial = trials[planned.name]
+        name, trial = origins[planned.name]
         row = {"round": name, "trial": trial, "study": planned.study, "variant": planned.variant, "seed": planned.seed}
         if "failed" in record:
             reporter.say(f"{name}, {trial}, {planned.study}, {planned.variant}: {record['failed']}")
@@ -286,12 +313,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    every = {trial: None for one in ROUNDS.values() for trial in one.trials}
+    parser.add_argument("--trial", action="append", default=[], choices=list(every), metavar="NAME")
+    parser.add_argument("--study", action="append", default=[], choices=list(STUDIES), metavar="NAME")
     parser.add_argument("rounds", nargs="*", help=f"of: {', '.join(ROUNDS)}")
     arguments = parser.parse_args()
     if odd := set(arguments.rounds) - set(ROUNDS):
         parser.error(f"rounds: got {odd.pop()!r}, expected some of: {', '.join(ROUNDS)}")
     with ending_in_words(), locked(arguments.out):
-        path = search(arguments.rounds or list(ROUNDS), arguments.data_dir, arguments.out, reporter=Reporter())
+        path = search(
+            arguments.rounds or list(ROUNDS),
+            arguments.data_dir,
+            arguments.out,
+            trials=arguments.trial,
+            studies=arguments.study,
+            reporter=Reporter(),
+        )
         print(path)  # noqa: T201
 
 
