@@ -574,6 +574,7 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["reproduce", "ag"], "--data-dir: got nothing, expected the folder that holds the data"),
         (["reproduce", "ag", "--data-dir", "full"], "ag_news/train_subset.parquet"),
         (["reproduce", "probe", "--device", "tpu"], "--device: got 'tpu'"),
+        (["reproduce", "probe", "--method", "bert"], "--method: got 'bert', expected one of: distance_aware, "),
         (["report", "none"], "none: holds no result"),
         (["report", "full"], "full: holds no result, expected the folder of a reproduction"),
         (["report", "none", "--out", "page.pdf"], "page.pdf: got the ending '.pdf', expected .md or .html"),

@@ -732,6 +732,9 @@ def reproduce(
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the data sets and word vectors.")] = None,
     vectors: Annotated[Path | None, typer.Option(help="Word vectors. \\[those in --data-dir]")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often each method is trained.")] = 5,
+    method: Annotated[
+        list[str] | None, typer.Option(help="Train this method alone, as vanilla; may be repeated. \\[all]")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for runs, results and the page.")] = Path("reproduction"),
     device: Device = "auto",
     together: Annotated[
@@ -762,6 +765,7 @@ def reproduce(
         data_dir=data_dir,
         vectors=chosen,
         seeds=seeds,
+        methods=method or (),
         device=device,
         together=together,
         processes=processes,

@@ -3,18 +3,22 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from datransformer.experiments import beyond
+from datransformer.data.errors import InputError
+from datransformer.experiments import beyond, studies
 from datransformer.experiments.beyond import LogDistance, SignedDistance
-from datransformer.experiments.studies import Settings
+from datransformer.experiments.paper import OURS
+from datransformer.experiments.runs import settings_of, without_seed
+from datransformer.experiments.studies import Settings, config_of
 from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.nn.mixers import MIXERS
 from datransformer.report.records import Results
-from datransformer.report.searched import beyond_the_paper
+from datransformer.report.searched import beyond_the_paper, difference_to_plain
 from datransformer.train.progress import Reporter
 
 
@@ -86,6 +90,26 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     assert json.loads(nothing.read_text())["rows"] == []
     assert "nothing to run" in console.file.getvalue()  # type: ignore[attr-defined]
     assert [line.split(" | ")[0] for line in beyond_the_paper(Results({}), first)[-2:]] == ["| log", "| rate"]
+
+    monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-4, "a test"))
+    with pytest.raises(InputError, match=r"beyond\.json: sst was tried with another train\.lr \(0\.0001, was 0\.001\)"):
+        beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False))
+
+
+def test_options_are_held_against_runs_of_the_same_settings() -> None:
+    settings = settings_of(config_of("sst", OURS, 3, {}))
+    record = {"study": "sst", "variant": OURS, "seed": 3, "settings": settings, "metrics": {"dev": {"accuracy": 0.5}}}
+    rows = [{"study": "sst", "option": "log", "seed": 0, "dev": {"accuracy": 0.7}}]
+
+    def compared(**about: Any) -> list[float]:
+        results = Results([record], beyond={"note": "", "rows": rows, **about})
+        found = difference_to_plain(results, rows, "log", "sst", "dev")
+        return [] if found is None else list(found.plain)
+
+    assert compared() == [0.5]  # of a file that does not say
+    assert compared(settings={"sst": without_seed(settings)}) == [0.5]
+    assert compared(settings={"sst": without_seed(settings), "ag": {}}) == [0.5]
+    assert compared(settings={"sst": {**without_seed(settings), "task": "pair"}}) == []
 
 
 def test_plain_runs_have_seeds_that_the_reproduction_has_not(

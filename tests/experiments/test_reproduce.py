@@ -108,6 +108,26 @@ def test_other_settings_are_another_run(small: None, tmp_path: Path, monkeypatch
     assert run(tmp_path, seeds=1) == first
 
 
+def test_only_the_methods_that_were_asked_for_run(small: None, tmp_path: Path) -> None:
+    records = run(tmp_path, methods=[OURS], seeds=2)
+    assert [(record["variant"], record["seed"]) for record in records] == [(OURS, 0), (OURS, 1)]
+    assert content(run(tmp_path))[:2] == content(records)  # the rest beside them
+    with pytest.raises(InputError, match="--method: got 'bert', expected one of: "):
+        run(tmp_path, methods=["bert"])
+    with pytest.raises(InputError, match="--method: got linear, which probe is not run with"):
+        run(tmp_path, methods=[LINEAR])
+
+
+def test_the_page_says_where_runs_are_older_than_the_settings(
+    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path, seeds=1)
+    results = read_results(tmp_path / "results")
+    assert "older than some of these settings" not in results_page(results)
+    monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-4, "a test"))
+    assert "\n- probe: train.lr (0.0001, was 0.001)\n" in results_page(results)
+
+
 def test_two_calls_do_not_share_a_folder(small: None, tmp_path: Path) -> None:
     with locked(tmp_path), pytest.raises(InputError, match="another process is at work there"):
         run(tmp_path, seeds=1)

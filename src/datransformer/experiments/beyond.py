@@ -14,10 +14,11 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
+from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import DATA
-from datransformer.experiments.runs import read_list
+from datransformer.experiments.runs import read_list, settings_of, without_seed
 from datransformer.experiments.search import ending_in_words, run_trials
 from datransformer.experiments.studies import (
     PRECISION,
@@ -35,6 +36,7 @@ from datransformer.nn.multihead import MixOptions
 from datransformer.ops.mapping import MAPPINGS
 from datransformer.ops.reference import adjusted_attention
 from datransformer.ops.relative import relative_positions, toeplitz
+from datransformer.train.fit import differences
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
 from datransformer.train.run import locked, read_json
@@ -137,7 +139,8 @@ def go_beyond(
     where = launch(device, "32-true").device.type
     path = out / BEYOND
     rows: list[dict[str, Any]] = read_list(path, "rows")
-    about = {"note": "", **(read_json(path) if path.exists() else {}), "rows": rows}
+    about = {"note": "", "settings": {}, **(read_json(path) if path.exists() else {}), "rows": rows}
+    _settle(about["settings"], path, data_dir, out, where, studies)
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
@@ -168,6 +171,18 @@ def go_beyond(
         reporter.say(f"{len(rows)}: {option}, {planned.study}: {dev}")
         write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
     return path
+
+
+def _settle(
+    settings: dict[str, Any], path: Path, data_dir: Path, out: Path, device: str, studies: Collection[str]
+) -> None:
+    """Note what options are tried on top of, by study; rows of other settings are not to be added to."""
+    for study in studies or SEEDS:
+        found = find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]
+        config = config_of(study, OURS, 0, {**found, "train.precision": PRECISION[device]})
+        now = without_seed(settings_of(config))
+        if changed := differences(settings.setdefault(study, now), now):
+            raise InputError(f"{path}: {study} was tried with another {changed[0]}; expected another --out")
 
 
 def main() -> None:

@@ -1,12 +1,10 @@
 """The paper's experiments as a plan of runs, and a board of how far they have come."""
 
-import json
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,19 +21,17 @@ from datransformer.experiments.runs import (
     Place,
     Record,
     Shelf,
+    changed_settings,
     finished_record,
     read_list,
     record_path,
     reported,
     run_all,
-    settings_of,
     write_record,
 )
 from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS, Planned, find_data, plan_study, studies_of
 from datransformer.ops.checks import check_positive_int
-from datransformer.train.config import RunConfig
 from datransformer.train.errors import Interrupted
-from datransformer.train.fit import differences
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
 from datransformer.train.run import locked
@@ -44,7 +40,6 @@ DATA, CALLS = "data", "calls.json"
 # As it stands in the record of a run for which there was no memory: from torch's allocator, from CUDA, from cuBLAS.
 NO_MEMORY = (torch.cuda.OutOfMemoryError.__name__, "CUDA error: out of memory", "ALLOC_FAILED")
 LANES = 4  # runs that take turns on a GPU; more add little but memory
-AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 
 
 def reproduce(
@@ -55,6 +50,7 @@ def reproduce(
     data_dir: Path | None = None,
     vectors: Path | None = None,
     seeds: int = SEEDS,
+    methods: Collection[str] = (),
     device: str = "auto",
     together: int | None = None,
     processes: int | None = None,
@@ -72,6 +68,7 @@ def reproduce(
         data_dir: Folder with the data.
         vectors: Word vectors, random ones if None.
         seeds: How often each method is trained.
+        methods: Keys of `VARIANTS`; all that a data set is run with if there are none.
         device: ``auto``, ``cpu`` or ``cuda``.
         together: Runs that take turns in a process; None: `LANES` on a GPU, 1 on a CPU.
         processes: Processes that share the runs; None: one to each `CORES` cores with a GPU, 1 on a CPU.
@@ -82,6 +79,9 @@ def reproduce(
     for name, value in (("together", together), ("processes", processes)):
         if value is not None:
             check_positive_int(name, value)
+    for name in methods:
+        if name not in VARIANTS:
+            raise InputError(f"--method: got {name!r}, expected one of: {', '.join(VARIANTS)}")
     where = launch(device, "32-true").device.type  # one that is not there should not come up after an hour
     if together is None:
         together = LANES if where == "cuda" else 1
@@ -92,6 +92,9 @@ def reproduce(
     for study in studies_of(tuple(groups)):
         found, caveat = find_data(study, data_dir, out / DATA, vectors)
         plan += plan_study(study, seeds, found, caveat, where)
+    plan = [planned for planned in plan if not methods or planned.variant in methods]
+    if not plan:
+        raise InputError(f"--method: got {', '.join(methods)}, which {' and '.join(groups)} is not run with")
     plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
     with locked(out):
         return _carry_out(plan, place, processes, reporter, began)
@@ -145,24 +148,13 @@ def _run_twice(
     yield from run(again, replace(place, together=1), 1)
 
 
-def _decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that decide what comes out, as they are in a file; one that it does not know has its default."""
-    decisive: dict[str, Any] = settings_of(RunConfig())
-    for name, value in settings.items():
-        decisive[name] = {**decisive[name], **value} if isinstance(decisive.get(name), dict) else value
-    for name in AS_IT_PLEASES:
-        del decisive["train"][name]
-    return json.loads(json.dumps(decisive))  # type: ignore[no-any-return]
-
-
 def _read_finished(out: Path, planned: Planned) -> Record | None:
     """What an earlier call left of this very run, unless it failed then."""
     record = finished_record(out, planned)
     if record is None:
         return None
     path = record_path(out, planned)
-    before, now = (_decisive(one) for one in (record.get("settings", {}), settings_of(planned.config)))
-    if changed := differences(before, now):
+    if changed := changed_settings(record, planned.config):
         raise InputError(f"{path}: was made with another {changed[0]}; expected another --out, or the same settings")
     if (data := record.get("caveat", planned.caveat)) != planned.caveat:
         raise InputError(f"{path}: was made with other data ({data}); expected another --out, or the same data")
@@ -228,6 +220,8 @@ class Board:
         table = Table("method", "runs", *metrics, title=title, caption=running)
         for variant in STUDIES[study].variants:
             mine = [self._records.get(run.name) for run in self._plan if (run.study, run.variant) == (study, variant)]
+            if not mine:
+                continue
             done = [reported(record) for record in mine if record is not None and "failed" not in record]
             cells = [_mean([numbers[metric] for numbers in done]) for metric in metrics]
             table.add_row(VARIANTS[variant].label, f"{len(done)}/{len(mine)}", *cells)

@@ -27,7 +27,7 @@ from datransformer.experiments.studies import LINEAR, Planned
 from datransformer.experiments.turns import take_turns
 from datransformer.train.config import RunConfig, to_dict
 from datransformer.train.errors import Interrupted, TrainingError
-from datransformer.train.fit import Data, Fitted, Sources, fit_stepwise, load_data
+from datransformer.train.fit import Data, Fitted, Sources, differences, fit_stepwise, load_data
 from datransformer.train.graphs import Packed
 from datransformer.train.loop import stop_signals
 from datransformer.train.metrics import rank_impressions
@@ -47,6 +47,7 @@ KEPT = (
     "metrics", "unknown_words", "best_step", "steps", "epochs", "parameters", "distances", "examples",
     "data_fingerprint", "training_seconds", "wall_seconds", "device", "versions",
 )  # fmt: skip
+AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 Record = dict[str, Any]
 
 
@@ -243,6 +244,28 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     del values["files"]
     values["data"]["vectors"] = None if config.data.vectors is None else Path(config.data.vectors).name
     return values
+
+
+def changed_settings(record: Record, config: RunConfig) -> list[str]:
+    """How the settings of ``config`` are unlike those of a run that is done, where that decides what comes out."""
+    return differences(decisive(record.get("settings", {})), decisive(settings_of(config)))
+
+
+def decisive(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what comes out, as they are in a file; one that it does not know has its default."""
+    found: dict[str, Any] = settings_of(RunConfig())
+    for name, value in settings.items():
+        found[name] = {**found[name], **value} if isinstance(found.get(name), dict) else value
+    for name in AS_IT_PLEASES:
+        del found["train"][name]
+    return json.loads(json.dumps(found))  # type: ignore[no-any-return]
+
+
+def without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """As `decisive`, without what is unlike in the runs of one method."""
+    found = decisive(settings)
+    del found["train"]["seed"]
+    return found
 
 
 def look_at(fitted: Fitted, planned: Planned) -> Record:

@@ -12,7 +12,7 @@ from datransformer.experiments.beyond import FROM_ZERO
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.reproduce import CALLS
-from datransformer.experiments.runs import RESULTS, Record, reported
+from datransformer.experiments.runs import RESULTS, Record, reported, without_seed
 from datransformer.experiments.studies import STUDIES, VARIANTS
 from datransformer.report.forms import check_form
 from datransformer.report.statistics import RESAMPLED, Floats, Items
@@ -30,7 +30,7 @@ FINISHED = {
     "device": str,
     "wall_seconds": float,
     "steps?": int,
-    "settings?": {"model?": {"attention_options?": dict}, "data?": dict},
+    "settings?": {"model?": {"attention_options?": dict}, "data?": dict, "train?": dict},
     "vector_width?": int,
     "mean_length?": float,
     "distances?": DISTANCES,
@@ -57,6 +57,7 @@ SEARCHED = {
 CALLED = {"calls": [{"runs": int, "seconds": float, "device?": str}]}
 GONE_BEYOND = {
     "note": str,
+    "settings?": {str: dict},
     "rows": [
         {
             "study": str,
@@ -131,6 +132,14 @@ class Results:
         """As `learned`, of runs beyond the paper in which w and v of every head start at 0 and learn fast."""
         rows = [] if self.beyond is None else self.beyond["rows"]
         return _by_level([row for row in rows if (row["study"], row["option"]) == (study, FROM_ZERO)], name)
+
+    def plain(self, study: str) -> list[Record]:
+        """Runs of ours that options beyond the paper can be held against: those that have the settings of theirs."""
+        settings = {} if self.beyond is None else self.beyond.get("settings", {})
+        runs = self.runs(study, OURS)
+        return [
+            run for run in runs if study not in settings or without_seed(run.get("settings", {})) == settings[study]
+        ]
 
     def started(self, study: str, name: str, heads: int) -> list[float]:
         """W or v of ours before training, by head; the runs of a study start alike."""

@@ -13,7 +13,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import AS_IT_SAYS, CLAIMS, METHODS, OURS, RESULTS, RUNS, Claim, Printed
-from datransformer.experiments.runs import Record
+from datransformer.experiments.runs import Record, changed_settings, decisive
 from datransformer.experiments.studies import (
     CHOICES,
     CONTROL,
@@ -23,6 +23,7 @@ from datransformer.experiments.studies import (
     STUDIES,
     TABLES,
     VARIANTS,
+    config_of,
     plan_study,
 )
 from datransformer.report.comparisons import Key, compare_all, welch_between
@@ -537,7 +538,27 @@ def _choices(results: Results) -> list[str]:
         "differed one value was used for both, not always the better one for each: what suited which is said below.",
         "",
         *word_table(heads, rows),
+        *_older(results),
     ]
+
+
+def _older(results: Results) -> list[str]:
+    """Where the runs are of other settings than those that are listed: of before these were chosen."""
+    found: dict[str, dict[str, None]] = {}  # by study, each setting once
+    for study in results.studies:
+        records = [record for variant in results.records[study] for record in results.runs(study, variant)]
+        for record in records:
+            if record["variant"] == LINEAR or "settings" not in record:
+                continue
+            own = decisive(record["settings"])
+            data = {"train.precision": own["train"]["precision"]}
+            if own["data"]["vectors"] is not None:
+                data["data.vectors"] = own["data"]["vectors"]
+            planned = config_of(study, record["variant"], record["seed"], data)
+            found.setdefault(study, {}).update(dict.fromkeys(changed_settings(record, planned)))
+    lines = [f"- {STUDIES[study].title}: {escaped(', '.join(changed))}" for study, changed in found.items() if changed]
+    told = "The runs of this page are older than some of these settings, and had others:"
+    return ["", told, "", *lines] if lines else []
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:

@@ -9,7 +9,6 @@ import numpy as np
 
 from datransformer.experiments.beyond import PLAIN
 from datransformer.experiments.machine import markdown
-from datransformer.experiments.paper import OURS
 from datransformer.experiments.studies import STUDIES, VARIANTS
 from datransformer.report.records import Results
 from datransformer.report.statistics import SIGNIFICANT, Significance, holm, ranked, welch_t_test
@@ -146,9 +145,11 @@ def _sharpness(results: Results, rows: Rows) -> list[str]:
 
 def _plain_entropies(results: Results, study: str) -> dict[int, float]:
     """Of the runs of the reproduction by seed, the mean over heads."""
-    runs = [record for record in results.runs(study, OURS) if record.get("heads")]
-    means = results.measured(study, OURS, "entropy").mean(axis=1) if runs else []
-    return {record["seed"]: float(mean) for record, mean in zip(runs, means, strict=True)}
+    return {
+        record["seed"]: float(np.mean([one for level in record["heads"].values() for one in level["entropy"]]))
+        for record in results.plain(study)
+        if record.get("heads")
+    }
 
 
 def _column(study: str) -> Column:
@@ -208,7 +209,7 @@ def difference_to_plain(results: Results, rows: Rows, option: str, study: str, s
 
     plain = {
         record["seed"]: record["metrics"][split][name]
-        for record in results.runs(study, OURS)
+        for record in results.plain(study)
         if name in record["metrics"].get(split, {})
     }
     return _tested([*scores(option).values()], [*(scores(PLAIN) | plain).values()])
