@@ -268,7 +268,7 @@ def test_a_reader_that_has_seen_enough_ends_it_quietly(run_folder: Path, tmp_pat
     said = process.stderr.read()
     process.stderr.close()
     assert process.wait() in (0, 141)
-    assert said == ""
+    assert all(line.startswith("predicting ") for line in said.splitlines())  # how far it is, where that takes long
 
 
 def test_predict_through_pipes(run_folder: Path) -> None:

@@ -158,10 +158,11 @@ def train(folder: Path, name: str, **options: object) -> list[dict[str, float]]:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("rates", [{}, {"vector_rate": 0.1, "distance_rate": 10.0, "average": 0.9}])
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_graphs_train_as_eager_steps_do(tmp_path: Path, precision: str) -> None:
-    eager = train(tmp_path, "eager", cuda_graphs=False, precision=precision)
-    graphed = train(tmp_path, "graphed", precision=precision)
+def test_graphs_train_as_eager_steps_do(tmp_path: Path, precision: str, rates: dict[str, float]) -> None:
+    eager = train(tmp_path, "eager", cuda_graphs=False, precision=precision, **rates)
+    graphed = train(tmp_path, "graphed", precision=precision, **rates)
     tolerance = 1e-4 if precision == "32-true" else 2e-2
     np.testing.assert_allclose([x["loss"] for x in graphed], [x["loss"] for x in eager], atol=tolerance)
 

@@ -97,10 +97,10 @@ def reproduce(
         raise InputError(f"--method: got {', '.join(methods)}, which {' and '.join(groups)} is not run with")
     plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
     with locked(out):
-        return _carry_out(plan, place, processes, reporter, began)
+        return carry_out(plan, place, processes, reporter, began)
 
 
-def _carry_out(plan: Sequence[Planned], place: Place, processes: int, reporter: Reporter, began: float) -> list[Record]:
+def carry_out(plan: Sequence[Planned], place: Place, processes: int, reporter: Reporter, began: float) -> list[Record]:
     """Run what is not done yet, and note how long it took since it ``began``."""
     out, together = place.out, place.together
     calls = read_list(out / RESULTS / CALLS, "calls")  # how long they took, to their end or until they were stopped
