@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from datransformer.experiments.heads import _describe, draw_maps, measure_heads, starting_distances
+from datransformer.experiments.heads import _describe, draw_maps, measure_heads, starting_distances, without_distances
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
 from datransformer.nn.mixers import MIXERS
@@ -63,6 +63,20 @@ def test_texts_are_measured_a_few_at_a_time_as_all_together(mixer: str) -> None:
     for name, numbers in together.items():
         for key, values in numbers.items():
             assert apart[name][key] == pytest.approx(values, abs=1e-5)
+
+
+def test_without_distances_the_order_of_words_does_not_matter() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(embed_dim=12, heads=3, head_dim=4)
+    model = build_model("document", 50, 2, config).eval()
+    tokens, sentences = torch.randint(1, 50, (4, 7)), torch.arange(4)[None]
+    batch = {"tokens": tokens, "sentences": sentences}
+    turned = {"tokens": tokens[:, torch.randperm(7)], "sentences": sentences[:, [2, 0, 3, 1]]}
+    before = model(**batch)
+    assert not torch.allclose(model(**turned), before, atol=1e-6)
+    with without_distances(model):
+        torch.testing.assert_close(model(**turned), model(**batch))
+    assert torch.equal(model(**batch), before)
 
 
 def is_watched(model: nn.Module) -> bool:

@@ -83,6 +83,9 @@ def test_from_nothing_to_the_page_and_nothing_twice(
     assert all(0 < number <= 1 for number in heads["entropy"])
     assert (tmp_path / "runs/probe/distance_aware-1/model.safetensors").exists()
     assert str(tmp_path) not in json.dumps(record)
+    for one in records:
+        assert ("without_distances" in one) == (one["variant"] == OURS)
+    assert set(record["without_distances"]) == set(STUDIES["probe"].metrics)
 
     write_results(tmp_path / "results", tmp_path / "results.md")
     page = (tmp_path / "results.md").read_text(encoding="utf-8")

@@ -42,6 +42,26 @@ def test_nothing_to_tell() -> None:
 
 
 @pytest.mark.parametrize(
+    ("study", "metric", "score", "lost", "row"),
+    [
+        ("ag", "accuracy", 0.9, 0.02, "| AG, Accuracy | 3 | 90.10 | 88.10 | +2.00 points (p = 0.003) |"),
+        (
+            "amazon_rating", "rmse", 0.9, -0.02,
+            "| Amazon, rating regression, RMSE | 3 | 0.901 | 0.921 | +0.020 (p = 0.003) |",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_lost_without_distances(study: str, metric: str, score: float, lost: float, row: str) -> None:
+    results = make_results(study, {OURS: score, "none": 0.5})
+    for record in results.runs(study, OURS):
+        off = record["metrics"]["test"][metric] - lost + 0.002 * (record["seed"] - 1)
+        record["without_distances"] = {metric: off}
+    assert row in reasons(results)
+    del results.runs(study, OURS)[0]["without_distances"]
+    assert "| 2 |" in "".join(reasons(results))
+
+
+@pytest.mark.parametrize(
     ("study", "scores", "row"),
     [
         (

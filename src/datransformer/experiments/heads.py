@@ -86,6 +86,24 @@ def starting_distances(options: Mapping[str, Any], heads: int) -> dict[str, list
 
 
 @contextmanager
+def without_distances(model: nn.Module) -> Iterator[None]:
+    """Let every head of distance-aware attention have w = 0, so that f is 1 at any distance, until the block ends."""
+    own = {
+        module: module.distance_weight.detach().clone()
+        for module in model.modules()
+        if isinstance(module, DistanceAwareAttention)
+    }
+    for module in own:
+        nn.init.zeros_(module.distance_weight)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for module, weight in own.items():
+                module.distance_weight.copy_(weight)
+
+
+@contextmanager
 def watched(model: nn.Module, look: Callable[[str, Tensor, Tensor | None], None]) -> Iterator[None]:
     """Call ``look`` with name, weights [batch, heads, queries, keys] and padding of every attention that is called."""
     handles = [

@@ -19,11 +19,11 @@ from datransformer.data.news import Impressions
 from datransformer.data.prepare import Progress, TextData, no_progress
 from datransformer.data.store import write_text
 from datransformer.data.vectors import WordVectors, read_vectors
-from datransformer.experiments.heads import draw_maps, measure_heads
+from datransformer.experiments.heads import draw_maps, measure_heads, without_distances
 from datransformer.experiments.linear import Texts, fit_linear
 from datransformer.experiments.machine import commit
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.studies import LINEAR, Planned
+from datransformer.experiments.studies import LINEAR, STUDIES, Planned
 from datransformer.experiments.turns import take_turns
 from datransformer.train.config import RunConfig, to_dict
 from datransformer.train.errors import Interrupted, TrainingError
@@ -288,6 +288,10 @@ def look_at(fitted: Fitted, planned: Planned) -> Record:
         name: {key: [round(number, 4) for number in numbers] for key, numbers in values.items()}
         for name, values in heads.items()
     }
+    if planned.variant == OURS:
+        with without_distances(model):
+            metrics = task.evaluate(model, name, fitted.worker)
+        looked["without_distances"] = {metric: metrics[metric] for metric in STUDIES[planned.study].metrics}
     if planned.variant in SHOWN and planned.seed == 0 and planned.config.shape == "sentence":
         looked |= _maps(fitted, task.splits[name])
     return looked

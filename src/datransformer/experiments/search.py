@@ -184,6 +184,15 @@ SLOW_DOCUMENTS: dict[str, Settings] = {
     **{trial: SLOWER[trial] for trial in ("slow", "slow, dropout 0.3", "slow, dropout 0.3, width 256")},
     "slow, smoothing 0.1": {**SLOW, "train.label_smoothing": 0.1},
 }
+# Where slow vectors were worse: quicker ones, and what else had not been tried there.
+DOCUMENTS: dict[str, Settings] = {
+    "vectors at 3": {"train.vector_rate": 3.0},
+    "width 256": {"model.width": 256},
+    "words, mean 0.999, dropout 0.3, 10 epochs": {
+        **WORDS, "train.average": 0.999, "model.dropout": 0.3, "train.epochs": 10
+    },
+    "words, mean 0.99, smoothing 0.1": STEADY["words, mean 0.99, smoothing 0.1"],
+}  # fmt: skip
 # What methods have for themselves, each tried as often as the others' own.
 REACHES: dict[str, Settings] = {f"k = {k}": {"model.attention_options": {"max_distance": k}} for k in (4, 8, 16, 32)}
 CLIPPED: dict[str, Settings] = {
@@ -215,6 +224,7 @@ ROUNDS: dict[str, Round] = {
     "slow": Round(SLOWER, {"sst": 5}, BOTH),
     "slow, phrases": Round(SLOWER, {"sst_phrases": 1}, BOTH),
     "slow, large": Round(SLOW_DOCUMENTS, {"amazon": 1, "ag": 1}, BOTH),
+    "documents": Round(DOCUMENTS, {"amazon": 1}, BOTH),
     "k of RPR": Round(REACHES, {"sst": 5}, ("rpr",)),
     "T of clip": Round(CLIPPED, {"sst": 5}, (OURS,)),
     "w and v at first": Round(STARTS, {"sst": 5}, (OURS,)),

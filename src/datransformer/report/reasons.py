@@ -8,11 +8,12 @@ import numpy as np
 from datransformer.experiments.beyond import SIGNED
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
+from datransformer.experiments.runs import reported
 from datransformer.experiments.studies import CONTROL, STUDIES, VARIANTS
 from datransformer.report.comparisons import welch_between
 from datransformer.report.records import Results
 from datransformer.report.searched import Rows, difference_to_plain
-from datransformer.report.statistics import SIGNIFICANT, Floats, ranked, welch_t_test
+from datransformer.report.statistics import SIGNIFICANT, Floats, paired_t_test, ranked, welch_t_test
 from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
 from datransformer.report.verdicts import changed_sides, level_name, shown_count
 
@@ -26,7 +27,14 @@ SIDED = ("rpr", "xl", "adapted")
 
 def reasons(results: Results) -> list[str]:
     """The lines of the section; none where there is nothing to tell."""
-    return [*_to_win(results), *_moved(results), *_from_zero(results), *_sharp(results), *_sides(results)]
+    return [
+        *_to_win(results),
+        *_moved(results),
+        *_used(results),
+        *_from_zero(results),
+        *_sharp(results),
+        *_sides(results),
+    ]
 
 
 def _to_win(results: Results) -> list[str]:
@@ -89,6 +97,40 @@ def _moved(results: Results) -> list[str]:
         "higher rate for w and v, and other starts, are among what is tried beyond the paper.",
         "",
         *markdown(["data", "steps", "w", "v", "heads that change sides"], rows),
+    ]
+
+
+def _used(results: Results) -> list[str]:
+    """What trained models lose without their distances."""
+    rows = []
+    for study in results.studies:
+        column = columns_of(STUDIES[study])[0]
+        records = [one for one in results.runs(study, OURS) if column.name in one.get("without_distances", {})]
+        if not records:
+            continue
+        scores = [reported(record)[column.name] for record in records]
+        test = paired_t_test(scores, [record["without_distances"][column.name] for record in records])
+        sign = 1 if column.higher_is_better else -1
+        rows.append(
+            [
+                f"{STUDIES[study].title}, {column.label}",
+                str(len(records)),
+                column.shown(float(np.mean(scores))),
+                column.shown(float(np.mean(scores)) - test.difference),
+                f"{column.shown(sign * test.difference, '+')}{column.unit} ({shown_p(test.p)})",
+            ]
+        )
+    if not rows:
+        return []
+    return [
+        "",
+        "### Do trained models need their distances?",
+        "",
+        f"The same trained {METHODS[OURS]} on the same test set with every w set to 0, so that f is 1 at any distance "
+        "and nothing else changes. What it loses is what it has built on distances, which may be more than they are "
+        "worth: a model that never had any might have found another way. p is that of a paired t-test over runs.",
+        "",
+        *markdown(["data", "runs", "as trained", "with w = 0", "lost"], rows),
     ]
 
 

@@ -35,6 +35,7 @@ FINISHED = {
     "mean_length?": float,
     "distances?": DISTANCES,
     "heads?": {str: {"entropy": [float], "keys": [float], "distance": [float]}},
+    "without_distances?": {str: float},
     "items?": {str: [float]},
     "maps?": {"tokens": [str], "levels": {str: [[[float]]]}},
 }
