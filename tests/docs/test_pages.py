@@ -39,6 +39,7 @@ PARSED = {
     "pip": "needs the network; the extras are looked up",
     "python -m datransformer.bench": "takes minutes; as bench attention",
     "python -m datransformer.experiments.bench_export": "minutes; tests/experiments/test_bench_export.py runs it",
+    "python -m datransformer.experiments.bench_reproduce": "minutes; tests/experiments/test_bench_reproduce.py runs it",
     "python -m datransformer.experiments.bench_scaling": "minutes; tests/experiments/test_bench_scaling.py runs it",
     "python -m datransformer.experiments.bench_serve": "minutes; tests/experiments/test_bench_serve.py runs it",
     "python tests/hf/judge/run.py": "minutes, and needs the network; tests/hf/test_judge.py runs it",
