@@ -176,7 +176,7 @@ def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
         (folder / name).write_text(json.dumps(values))
     results = read_results(folder)
     assert (results.search, results.beyond, {"calls": results.calls}) == tuple(good.values())
-    assert " Timed: 3 in 1.5 minutes, one call." in results_page(results)
+    assert " Timed: 3 in 1.5 minutes, up to 1 at a time, in one call." in results_page(results)
     assert results.studies == ["ag"]
     for name, key, change, message in (
         ("search.json", "trials", {"study": "x"}, r"search\.json: trials\[0\]\.study: got 'x'"),

@@ -467,7 +467,20 @@ def test_where_ours_stands_is_told_at_once() -> None:
     assert "| Amazon, rating regression, RMSE (less is better) | 1.300 | — |" in top
     assert "The paper has 5 seeds a method" in top
     alone = results_page(make_results(GOOD, seeds=1))
-    assert "5 runs, up to one seed a method, on cpu. **12 of the 17 runs that one seed take are missing.** The" in alone
+    assert "5 networks, up to one seed a method, on cpu. **12 of the 17 runs that one seed take are missing.**" in alone
+
+
+def test_what_a_page_is_made_of_is_told_at_the_top() -> None:
+    about = [
+        {"device": device, "commit": commit}
+        for device, commit in (("NVIDIA H200", "a" * 40), ("NVIDIA H200", "b" * 40), ("cpu", "b" * 40))
+    ]
+    runs = [make_record("ag", OURS, seed, 0.9, **known) for seed, known in enumerate(about)]
+    page = results_page(Results([*runs, make_record("ag", LINEAR, 0, 0.8, commit="c" * 40)]))
+    assert (
+        "3 networks, up to 3 seeds a method, on NVIDIA H200 (2), cpu (1) and 1 linear model on a CPU, made at commit "
+        "bbbbbbb (2), aaaaaaa (1)."
+    ) in page
 
 
 def test_what_knows_no_places_and_what_is_clearly_otherwise_is_told_at_once() -> None:

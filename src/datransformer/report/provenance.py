@@ -1,0 +1,93 @@
+"""What runs a page is made of: how many, of which commits and settings, where, and how long they took."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from datransformer.experiments.paper import RUNS
+from datransformer.experiments.runs import Record, changed_settings, decisive
+from datransformer.experiments.studies import LINEAR, config_of, plan_study
+from datransformer.report.records import Results
+from datransformer.report.tables import escaped
+
+SHORT = 7  # characters of a commit
+
+
+def provenance(results: Results) -> str:
+    """All of it in a few sentences."""
+    records = [record for study in results.studies for record in _records(results, study)]
+    networks = [record for record in records if record["variant"] != LINEAR]
+    where = _listed(escaped(record["device"]) for record in networks)
+    commits = _listed(escaped(record["commit"])[:SHORT] for record in networks if record.get("commit"))
+    linear = len(records) - len(networks)
+    beside = f" and {linear:,} linear {'model' if linear == 1 else 'models'} on a CPU" if linear else ""
+    made = f", made at commit {commits}" if commits else ""
+    took = _timed(results.calls)
+    if took and sum(call["runs"] for call in results.calls) < len(records):
+        took += " The others were not timed."
+    seeds = max((len(runs) for study in results.studies for runs in results.records[study].values()), default=0)
+    planned = sum(len(plan_study(study, seeds, {})) for study in results.studies)
+    missing = planned - len(records)
+    most = "one seed" if seeds == 1 else f"{seeds} seeds"
+    part = f" **{missing:,} of the {planned:,} runs that {most} take are missing.**" if missing > 0 else ""
+    if seeds < RUNS:
+        part += f" The paper has {RUNS} seeds a method; with one there are neither tests nor intervals."
+    return (
+        f"{len(networks):,} networks, up to {most} a method, on {where or 'nothing'}{beside}{made}.{took}{part} "
+        "`datransformer reproduce` made them, and `datransformer report` made this page of what they left."
+    )
+
+
+def _records(results: Results, study: str) -> list[Record]:
+    return [record for variant in results.records[study] for record in results.runs(study, variant)]
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Each once, with how many there are where they are not all the same."""
+    counts = Counter(names)
+    if len(counts) < 2:
+        return next(iter(counts), "")
+    return ", ".join(f"{name} ({count:,})" for name, count in counts.most_common())
+
+
+def _timed(calls: Sequence[Record]) -> str:
+    """How long calls took, by device."""
+    told = []
+    for device in dict.fromkeys(call.get("device") for call in calls):
+        mine = [call for call in calls if call.get("device") == device]
+        runs, minutes = sum(call["runs"] for call in mine), sum(call["seconds"] for call in mine) / 60
+        count = "one call" if len(mine) == 1 else f"{len(mine)} calls"
+        on = f" on {escaped(device)}" if device else ""
+        at_once = max(call.get("together", 1) * call.get("processes", 1) for call in mine)
+        told.append(f"{runs:,} in {minutes:,.1f} minutes{on}, up to {at_once} at a time, in {count}")
+    return f" Timed: {'; '.join(told)}." if told else ""
+
+
+def vectors_of(results: Results) -> str:
+    """Which files of word vectors the runs had, and how wide, as far as they say."""
+    found = {
+        (str(record["settings"]["data"]["vectors"]), record.get("vector_width"))
+        for study in results.studies
+        for variant in results.records[study]
+        for record in results.runs(study, variant)
+        if variant != LINEAR and record.get("settings", {}).get("data", {}).get("vectors")
+    }
+    widths: dict[str, set[str]] = {}
+    for file, width in found:
+        widths.setdefault(file, set()).update([] if width is None else [f"{width}-d"])
+    return ", ".join(f"{escaped(file)}{''.join(f', {one}' for one in sorted(widths[file]))}" for file in sorted(widths))
+
+
+def older_settings(results: Results) -> dict[str, list[str]]:
+    """By study how the settings of its runs are unlike those of today, where they are: these were chosen since."""
+    found: dict[str, dict[str, None]] = {}
+    for study in results.studies:
+        for record in _records(results, study):
+            if record["variant"] == LINEAR or "settings" not in record:
+                continue
+            own = decisive(record["settings"])
+            data = {"train.precision": own["train"]["precision"]}
+            if own["data"]["vectors"] is not None:
+                data["data.vectors"] = own["data"]["vectors"]
+            planned = config_of(study, record["variant"], record["seed"], data)
+            found.setdefault(study, {}).update(dict.fromkeys(changed_settings(record, planned)))
+    return {study: list(changed) for study, changed in found.items() if changed}
