@@ -470,6 +470,15 @@ def test_where_ours_stands_is_told_at_once() -> None:
     assert "5 networks, up to one seed a method, on cpu. **12 of the 17 runs that one seed take are missing.**" in alone
 
 
+def test_leads_that_could_be_seen_are_told_of_at_the_top() -> None:
+    page = results_page(merge(make_results(GOOD, "ag"), make_results(GOOD, "sst", seeds=2)))
+    assert (
+        "- A lead over the best of the others as large as the paper's, in as many runs with the spread of these: of 2 "
+        "set-ups it would mostly have been seen on 1 (AG); it would not on 1 (SST). Mostly is in 80 % of repeats."
+    ) in page
+    assert "as large as the paper's" not in results_page(make_results(GOOD, "amazon_rating"))
+
+
 def test_what_a_page_is_made_of_is_told_at_the_top() -> None:
     about = [
         {"device": device, "commit": commit}

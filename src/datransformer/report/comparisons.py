@@ -1,11 +1,12 @@
 """Ours against the best of the others in every metric of every study, over runs and over test items."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
 
-from datransformer.experiments.paper import METHODS, OURS
-from datransformer.experiments.studies import STUDIES
+from datransformer.experiments.paper import METHODS, OURS, RESULTS, Printed
+from datransformer.experiments.studies import GROUPS, STUDIES
 from datransformer.report.records import Results, as_numbers, items_of
 from datransformer.report.statistics import (
     Comparison,
@@ -13,11 +14,17 @@ from datransformer.report.statistics import (
     bootstrap_difference,
     compare,
     correct,
+    ranked,
+    seen_by,
     welch_t_test,
 )
+from datransformer.report.tables import Column
 from datransformer.train.tasks import LOWER_IS_BETTER
 
 Key = tuple[str, str]  # study, metric
+PLAIN = "vanilla"
+OTHERS = tuple(name for name in METHODS if name != OURS)
+POWER = 0.8  # share of repeats in which a lead should be found
 
 RESAMPLES = 2_000  # for a page with dozens of intervals: their ends move by a few hundredths of their length
 
@@ -38,6 +45,32 @@ def welch_between(results: Results, study: str, first: str, second: str, metric:
     """Welch's test between the runs of two variants; None where one of them has no runs."""
     scores = [list(results.scores(study, name, metric).values()) for name in (first, second)]
     return welch_t_test(*scores) if all(scores) else None
+
+
+def printed_of(study: str) -> Mapping[str, Mapping[str, Printed]]:
+    """What the paper prints for the data of a study, by metric and method; it has one reading of each data set."""
+    group = next(name for name, studies in GROUPS.items() if study in studies)
+    return {name: methods for name, methods in RESULTS.get(group, {}).items() if name in STUDIES[study].metrics}
+
+
+def printed_lead(study: str, column: Column, rivals: Collection[str]) -> float | None:
+    """By how much ours is ahead of the best of ``rivals`` in the paper, in the units of scores; more is better."""
+    paper = printed_of(study).get(column.name)
+    if not paper:
+        return None
+    sign = 1 if column.higher_is_better else -1
+    lead = min(sign * (paper[OURS].mean - paper[name].mean) for name in rivals)
+    return lead / (100 if column.percent else 1)
+
+
+def lead_that_shows(results: Results, study: str, column: Column, rivals: Collection[str]) -> float | None:
+    """How far ours would have to be ahead of the best of ``rivals`` here for such runs to find it mostly (`POWER`)."""
+    means = {name: mean for name in rivals if (mean := results.mean(study, name, column.name)) is not None}
+    if not means:
+        return None
+    (best, *_), _ = ranked(means, column.higher_is_better)
+    test = welch_between(results, study, OURS, best, column.name)
+    return None if test is None else seen_by(test, POWER)
 
 
 def _with_interval(results: Results, study: str, metric: str, comparison: Comparison) -> Comparison:

@@ -1,6 +1,7 @@
 """Why claims of the paper hold or not, as far as the records tell.
 
-What is to win, how far w and v go, who is sharp, and whether it matters on which side of a word another is.
+What is to win, which leads such runs can see at all, how far w and v go, who is sharp, and whether it matters on which
+side of a word another is.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.runs import reported
 from datransformer.experiments.studies import CONTROL, STUDIES, VARIANTS
-from datransformer.report.comparisons import welch_between
+from datransformer.report.comparisons import OTHERS, PLAIN, POWER, lead_that_shows, printed_lead, welch_between
 from datransformer.report.records import Results
 from datransformer.report.searched import Rows, difference_to_plain
 from datransformer.report.statistics import SIGNIFICANT, Floats, paired_t_test, ranked, welch_t_test
@@ -29,6 +30,7 @@ def reasons(results: Results) -> list[str]:
     """The lines of the section; none where there is nothing to tell."""
     return [
         *_to_win(results),
+        *_visible(results),
         *_moved(results),
         *_used(results),
         *_from_zero(results),
@@ -64,6 +66,34 @@ def _to_win(results: Results) -> list[str]:
         "all of that gain is due to distance.",
         "",
         *markdown(["data", "best method of the paper", METHODS[OURS]], rows),
+    ]
+
+
+def _visible(results: Results) -> list[str]:
+    """Which leads could have been seen, and whether those that the paper prints are among them."""
+    rows = []
+    for study in results.studies:
+        column = columns_of(STUDIES[study])[0]
+        cells = []
+        for rivals in ((PLAIN,), OTHERS):
+            least, paper = lead_that_shows(results, study, column, rivals), printed_lead(study, column, rivals)
+            told = MISSING if paper is None else column.shown(paper, "+")
+            seen = "" if least is None or paper is None else ", seen" if paper >= least else ", too small"
+            cells += [MISSING if least is None else column.shown(least, "+"), f"{told}{seen}"]
+        if cells[0] != MISSING:
+            rows.append([f"{STUDIES[study].title}, {column.label}", *cells])
+    if not rows:
+        return []
+    plain, best = f"over {METHODS[PLAIN]}", "over the best of the others"
+    return [
+        "",
+        "### Which leads could these runs have shown?",
+        "",
+        f"How far {METHODS[OURS]} has to be ahead for p < {SIGNIFICANT} in {100 * POWER:.0f} % of repeats with as many "
+        "runs, which spread as much as these do; and whether the paper's lead, on its data, is as large. Where that is "
+        "too small, a verdict of “within noise” says little; where it is not, so large a lead is not there.",
+        "",
+        *markdown(["data", f"shows {plain}", "the paper's", f"shows {best}", "the paper's"], rows),
     ]
 
 

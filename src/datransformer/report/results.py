@@ -19,7 +19,7 @@ from datransformer.experiments.studies import (
     TABLES,
     VARIANTS,
 )
-from datransformer.report.comparisons import Key, compare_all, welch_between
+from datransformer.report.comparisons import Key, compare_all, printed_of, welch_between
 from datransformer.report.html_page import html_page
 from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
 from datransformer.report.provenance import older_settings, vectors_of
@@ -27,7 +27,7 @@ from datransformer.report.reasons import reasons
 from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, searched
 from datransformer.report.statistics import Comparison, ranked
-from datransformer.report.summary import ABOUT, CONTROLS, at_a_glance, in_short, printed_of
+from datransformer.report.summary import ABOUT, CONTROLS, at_a_glance, in_short
 from datransformer.report.tables import Column, Row, columns_of, escaped, results_table, shown_p, word_table
 from datransformer.report.verdicts import (
     VERDICTS,

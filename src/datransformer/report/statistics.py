@@ -219,14 +219,30 @@ def interval_of(test: Significance, level: float = 0.95) -> tuple[float, float] 
     """Between which differences the true one lies with a probability of ``level``; None where there is no test."""
     if test.statistic is None or test.freedom is None or test.statistic == 0:
         return None
+    reach = _within(level, test.freedom) * abs(test.difference / test.statistic)
+    return test.difference - reach, test.difference + reach
+
+
+def seen_by(test: Significance, power: float = 0.8, level: float = SIGNIFICANT) -> float | None:
+    """How large a true difference has to be for such runs to find p < ``level`` in a share ``power`` of repeats.
+
+    SE · (t_{1−level/2} + t_{power}), with the deviations that these runs have; None where there is no test.
+    """
+    if test.statistic is None or test.freedom is None or test.statistic == 0:
+        return None
+    needed = _within(1 - level, test.freedom) + _within(2 * power - 1, test.freedom)
+    return needed * abs(test.difference / test.statistic)
+
+
+def _within(share: float, freedom: float) -> float:
+    """How far from 0 a ``share`` of Student's T lies at most."""
     low, high = 0.0, 1.0
-    while two_sided(high, test.freedom) > 1 - level:
+    while two_sided(high, freedom) > 1 - share:
         low, high = high, 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, test.freedom) > 1 - level else (low, middle)
-    reach = high * abs(test.difference / test.statistic)
-    return test.difference - reach, test.difference + reach
+        low, high = (middle, high) if two_sided(middle, freedom) > 1 - share else (low, middle)
+    return high
 
 
 def incomplete_beta(a: float, b: float, x: float, complement: float) -> float:

@@ -4,9 +4,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from datransformer.experiments.machine import markdown
-from datransformer.experiments.paper import METHODS, OURS, RESULTS, Printed
-from datransformer.experiments.studies import CONTROL, GROUPS, LINEAR, STUDIES, VARIANTS
-from datransformer.report.comparisons import Key, welch_between
+from datransformer.experiments.paper import METHODS, OURS
+from datransformer.experiments.studies import CONTROL, LINEAR, STUDIES, VARIANTS
+from datransformer.report.comparisons import (
+    OTHERS,
+    PLAIN,
+    POWER,
+    Key,
+    lead_that_shows,
+    printed_lead,
+    printed_of,
+    welch_between,
+)
 from datransformer.report.provenance import provenance, vectors_of
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
@@ -32,7 +41,6 @@ WRITTEN_DOWN = (
     "distance alone can solve."
 )
 CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
-PLAIN = "vanilla"
 
 
 def in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts: Sequence[Verdict]) -> list[str]:
@@ -53,6 +61,7 @@ def in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
         )
         if tests
     ]
+    lines += _could_be_seen(results, first)
     lines += _against_control(results, first)
     lines += _against_linear(results)
     if results.beyond is not None:
@@ -77,7 +86,7 @@ def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list
     """Whether the lead over the plain Transformer that the paper prints can be the one that was measured."""
     places: dict[str, list[str]] = {place: [] for place in (INSIDE, ABOVE, BELOW)}
     for study, column in columns.items():
-        lead, paper = _lead(results, study, column), _printed_lead(study, column)
+        lead, paper = _lead(results, study, column), printed_lead(study, column, (PLAIN,))
         if lead is not None and lead.interval is not None and paper is not None:
             low, high = lead.interval
             places[ABOVE if paper > high else BELOW if paper < low else INSIDE].append(STUDIES[study].title)
@@ -88,6 +97,28 @@ def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list
     return [
         f"- The lead over the plain {METHODS[PLAIN]} that the paper prints, and the 95 % interval of the one measured "
         f"here: of {count} {_set_ups(count)} it lies {told}."
+    ]
+
+
+def _could_be_seen(results: Results, columns: Mapping[str, Column]) -> list[str]:
+    """On which data a lead over all others as large as the paper's would have been seen."""
+    seen: list[str] = []
+    unseen: list[str] = []
+    for study, column in columns.items():
+        least, paper = lead_that_shows(results, study, column, OTHERS), printed_lead(study, column, OTHERS)
+        if least is not None and paper is not None:
+            (seen if paper >= least else unseen).append(STUDIES[study].title)
+    count = len(seen) + len(unseen)
+    if not count:
+        return []
+    told = [
+        f"{would} on {len(titles)} ({'; '.join(titles)})"
+        for would, titles in (("would mostly have been seen", seen), ("would not", unseen))
+        if titles
+    ]
+    return [
+        f"- A lead over the best of the others as large as the paper's, in as many runs with the spread of these: of "
+        f"{count} {_set_ups(count)} it {'; it '.join(told)}. Mostly is in {100 * POWER:.0f} % of repeats."
     ]
 
 
@@ -111,15 +142,6 @@ def _lead(results: Results, study: str, column: Column) -> Lead | None:
     sign, ends = (1 if column.higher_is_better else -1), interval_of(test)
     low, high = sorted(sign * end for end in ends) if ends is not None else (None, None)
     return Lead(sign * test.difference, None if low is None or high is None else (low, high))
-
-
-def _printed_lead(study: str, column: Column) -> float | None:
-    """The same in the paper, in the units of scores."""
-    paper = printed_of(study).get(column.name)
-    if not paper:
-        return None
-    lead = (paper[OURS].mean - paper[PLAIN].mean) * (1 if column.higher_is_better else -1)
-    return lead / (100 if column.percent else 1)
 
 
 def _against_control(results: Results, columns: Mapping[str, Column]) -> list[str]:
@@ -193,7 +215,7 @@ def at_a_glance(results: Results) -> list[str]:
                 f"{column.shown(others[best])} ({METHODS[best]})",
                 f"{place} of {len(means)}",
                 _over_plain(results, study, column),
-                MISSING if (lead := _printed_lead(study, column)) is None else column.shown(lead, "+"),
+                MISSING if (lead := printed_lead(study, column, (PLAIN,))) is None else column.shown(lead, "+"),
                 *(_shown_mean(results, study, name, column) for name in controls),
             ]
         )
@@ -234,12 +256,6 @@ def _over_plain(results: Results, study: str, column: Column) -> str:
         return MISSING
     ends = "" if lead.interval is None else f" [{', '.join(column.shown(end, '+') for end in lead.interval)}]"
     return f"{column.shown(lead.gain, '+')}{ends}"
-
-
-def printed_of(study: str) -> Mapping[str, Mapping[str, Printed]]:
-    """What the paper prints for the data of a study, by metric and method; it has one reading of each data set."""
-    group = next(name for name, studies in GROUPS.items() if study in studies)
-    return {name: methods for name, methods in RESULTS.get(group, {}).items() if name in STUDIES[study].metrics}
 
 
 def _shown_mean(results: Results, study: str, name: str, column: Column) -> str:
