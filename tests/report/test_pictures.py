@@ -53,8 +53,8 @@ def axes_labels(figure: Figure) -> list[str]:
     ("study", "table", "name", "ours", "scale"),
     [
         ("amazon_rating", "methods", "figure_3_amazon_rating", METHODS[OURS], 1),
-        ("ag", "mappings", "figure_4_ag", "learnable sigmoid (ours)", 100),
-        ("mind", "adjustments", "figure_5_mind", "early multiply (ours)", 100),
+        ("ag", "mappings", "figure_4_ag", "learnable sigmoid (DA-Transformer)", 100),
+        ("mind", "adjustments", "figure_5_mind", "early multiply (DA-Transformer)", 100),
     ],
 )
 def test_bars_are_means_with_their_deviations(study: str, table: str, name: str, ours: str, scale: int) -> None:

@@ -21,7 +21,7 @@ from datransformer.report.tables import Column, columns_of
 from datransformer.report.verdicts import level_name
 
 OURS_COLOUR, OTHERS_COLOUR = OKABE_ITO[0], OKABE_ITO[3]
-TABLE_OURS = {"mappings": "learnable sigmoid (ours)", "adjustments": "early multiply (ours)"}
+TABLE_OURS = {"mappings": "learnable sigmoid (DA-Transformer)", "adjustments": "early multiply (DA-Transformer)"}
 DEVIATION = "standard deviation over runs"
 PANELS = 4  # heat maps in a row
 TitledMap = tuple[str, Sequence[Sequence[float]]]

@@ -78,22 +78,31 @@ def _visible(results: Results) -> list[str]:
         for rivals in ((PLAIN,), OTHERS):
             least, paper = lead_that_shows(results, study, column, rivals), printed_lead(study, column, rivals)
             told = MISSING if paper is None else column.shown(paper, "+")
-            seen = "" if least is None or paper is None else ", seen" if paper >= least else ", too small"
-            cells += [MISSING if least is None else column.shown(least, "+"), f"{told}{seen}"]
+            enough = "" if least is None or paper is None else ", enough" if paper >= least else ", too small"
+            cells += [MISSING if least is None else column.shown(least, "+"), f"{told}{enough}"]
         if cells[0] != MISSING:
             rows.append([f"{STUDIES[study].title}, {column.label}", *cells])
     if not rows:
         return []
-    plain, best = f"over {METHODS[PLAIN]}", "over the best of the others"
     return [
         "",
         "### Which leads could these runs have shown?",
         "",
-        f"How far {METHODS[OURS]} has to be ahead for p < {SIGNIFICANT} in {100 * POWER:.0f} % of repeats with as many "
-        "runs, which spread as much as these do; and whether the paper's lead, on its data, is as large. Where that is "
-        "too small, a verdict of “within noise” says little; where it is not, so large a lead is not there.",
+        f"How far {METHODS[OURS]} has to be ahead to be so clearly in {100 * POWER:.0f} % of repeats with as many "
+        "runs, which spread as much as these do; and whether the paper's lead, on its data, is enough for that. Where "
+        "it is too small, “within noise” says little. Where it is enough and no clear lead was measured, so large a "
+        "one is unlikely.",
         "",
-        *markdown(["data", f"shows {plain}", "the paper's", f"shows {best}", "the paper's"], rows),
+        *markdown(
+            [
+                "data",
+                f"needed over {METHODS[PLAIN]}",
+                "the paper's",
+                "needed over the best of the others",
+                "the paper's",
+            ],
+            rows,
+        ),
     ]
 
 
@@ -301,10 +310,15 @@ def _dev_mean(results: Results, study: str, variant: str, column: Column) -> flo
 
 def _exponent(results: Results) -> str:
     """Whether the sharper mapping is the better one."""
-    told = []
+    told, better = [], False
     for study in results.studies:
         column = columns_of(STUDIES[study])[0]
         test = welch_between(results, study, EXPONENT, OURS, column.name)
         if test is not None:
             told.append(f"{STUDIES[study].title} {column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)})")
-    return f"; sharp as it is, it has against the learnable sigmoid {', '.join(told)}" if told else ""
+            gain = test.difference * (1 if column.higher_is_better else -1)
+            better |= test.p is not None and test.p < SIGNIFICANT and gain > 0
+    if not told:
+        return ""
+    worth = "" if better else ", clearly better nowhere: to be sharp is not enough"
+    return f"; it has against the learnable sigmoid {', '.join(told)}{worth}"

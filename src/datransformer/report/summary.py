@@ -1,4 +1,4 @@
-"""The top of the page of a reproduction: what to take home, in a few lines and one table."""
+"""The top of the page of a reproduction: what a reader comes to ask, each question with its answer, and a table."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,29 +16,30 @@ from datransformer.report.comparisons import (
     printed_of,
     welch_between,
 )
-from datransformer.report.provenance import provenance, vectors_of
+from datransformer.report.provenance import older_settings, vectors_of
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
 from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, interval_of, ranked
 from datransformer.report.tables import MISSING, Column, columns_of, escaped
-from datransformer.report.verdicts import CONTRADICTED, FAILED, HELD, NOISE, UNTESTED, Verdict
+from datransformer.report.verdicts import CONTRADICTED, FAILED, HELD, MOVED, NOISE, UNTESTED, Verdict, changed_in_all
 
 ABOUT = (
-    "What was measured here, beside what the paper prints: DA-Transformer: Distance-aware Transformer (Wu, Wu and "
-    "Huang, NAACL 2021, arXiv:2010.06925). Each head of DA-Transformer, ours on this page, has two learned numbers, w "
-    "and v: the distance |i − j| between two words, times w, goes through f(x; v) = (1 + eᵛ) / (1 + eᵛ⁻ˣ), and what "
-    "comes out multiplies ReLU(QKᵀ)/√d before the softmax. A head with w < 0 looks near, one with w > 0 looks far. Two "
-    "texts are read jointly, as one sequence with a separator between them, or siamese, each by itself."
+    "Do the claims of “DA-Transformer: Distance-aware Transformer” (Wu, Wu and Huang, NAACL 2021, arXiv:2010.06925) "
+    "hold? Each of its heads has two learned numbers, w and v. The distance |i − j| between two words, times w, goes "
+    "through f(x; v) = (1 + eᵛ) / (1 + eᵛ⁻ˣ), and what comes out multiplies ReLU(QKᵀ)/√d before the softmax: a head "
+    "with w < 0 looks near, one with w > 0 looks far."
+)
+TERMS = (
+    "A set-up is a data set in one reading. Where the paper leaves open how it was used, each way was run: SNLI with 3 "
+    "and with 2 classes, both texts of a pair in one sequence (joint) or each by itself (siamese); SST with and "
+    "without the phrases of its training trees; Amazon with its stars as classes and as numbers. Clear, on all of this "
+    f"page, is p < {SIGNIFICANT} in Welch's t-test over runs; in these lines it is not corrected for how many tests "
+    "there are."
 )
 SAME_FOR_ALL = (
     "All methods have the same settings. Those that the paper leaves open were searched on dev sets, in runs that had "
-    "no test set, with the Transformer and DA-Transformer alone: what the other methods could gain by a search of "
-    "their own is not known. They are listed below, under Choices."
-)
-WRITTEN_DOWN = (
-    "That the attention is what the paper writes down is held by tests (`tests/ops/test_attention.py`): against Eq. 5 "
-    "and 6 in float64, its gradients against finite differences. `datransformer demo` trains it on a task that "
-    "distance alone can solve."
+    "no test set, with Transformer and DA-Transformer alone: what the other methods could gain by a search of their "
+    "own is not known."
 )
 CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
 
@@ -46,85 +47,87 @@ CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
 def in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts: Sequence[Verdict]) -> list[str]:
     """What a reader in a hurry should take home."""
     first = {study: columns_of(STUDIES[study])[0] for study in results.studies}
-    rivals = {study: comparisons[study, one.name].welch for study, one in first.items()
+    answers = {
+        "Do the paper's claims hold?": _counted(verdicts),
+        "Does it win?": _wins(results, comparisons, first),
+        "By as much as in the paper?": _held_against_paper(results, first),
+        "Can these runs tell?": _could_be_seen(results, first),
+        "What are positions worth here?": _against_controls(results, first) + _against_linear(results),
+        "Why?": _why(results),
+        "How far can this be trusted?": _trust(results),
+    }
+    return [TERMS, "", *(f"- **{question}** {' '.join(told)}" for question, told in answers.items() if told), ""]
+
+
+def _wins(results: Results, comparisons: Mapping[Key, Comparison], columns: Mapping[str, Column]) -> list[str]:
+    """Ours against the best of the others, and against the plain Transformer."""
+    rivals = {study: comparisons[study, one.name].welch for study, one in columns.items()
               if (study, one.name) in comparisons}  # fmt: skip
     plain = {
-        study: test for study, one in first.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
+        study: test for study, one in columns.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
     }
-    lines = [f"- {_counted(verdicts)}", *_held_against_paper(results, first)]
-    chance = f" Were all {len(METHODS)} equally good, it would be ahead on one of {len(METHODS)}."
-    lines += [
-        f"- {METHODS[OURS]} against {whom}: {_won(tests, first)}{note}"
+    others = ", ".join(METHODS[name] for name in OTHERS)
+    chance = f"Were all {len(METHODS)} equally good, it would be ahead on one set-up in {len(METHODS)}."
+    return [
+        f"{METHODS[OURS]} against {whom}: {_won(tests, columns)}{note}"
         for whom, tests, note in (
-            ("the best of the paper's other methods, picked by the same runs", rivals, chance),
-            (f"the plain {METHODS[PLAIN]}", plain, ""),
+            (f"the best of the others ({others}), which is picked after the runs", rivals, f" {chance}"),
+            (f"{METHODS[PLAIN]}, which has sinusoids", plain, ""),
         )
         if tests
     ]
-    lines += _could_be_seen(results, first)
-    lines += _against_control(results, first)
-    lines += _against_linear(results)
-    if results.beyond is not None:
-        lines.append(f"- Of what was tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
-    lines += [f"- {line}" for line in (SAME_FOR_ALL, WRITTEN_DOWN, provenance(results))]
-    return [*lines, ""]
 
 
-def _counted(verdicts: Sequence[Verdict]) -> str:
+def _counted(verdicts: Sequence[Verdict]) -> list[str]:
     """On how many claims there is which verdict."""
     failed = [one for one in verdicts if one.verdict == FAILED]
     other = sum(one.contradicted for one in failed)
     parts = [f"{sum(one.verdict == kind for one in verdicts)} {kind}" for kind in (HELD, FAILED, UNTESTED)]
     parts[1] += f" ({other} {CONTRADICTED}, {len(failed) - other} {NOISE})" if failed else ""
-    return f"**Of {len(verdicts)} claims of the paper: {', '.join(parts)}.**"
-
-
-INSIDE, ABOVE, BELOW = "within that interval", "above it", "below it"
+    return [
+        f"Of {len(verdicts)}: {', '.join(parts)}.",
+        "Reproduced is a claim that is clear on every set-up that it speaks of, which is strict.",
+    ]
 
 
 def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list[str]:
     """Whether the lead over the plain Transformer that the paper prints can be the one that was measured."""
-    places: dict[str, list[str]] = {place: [] for place in (INSIDE, ABOVE, BELOW)}
+    places: dict[str, list[str]] = {"larger": [], "smaller": [], "not": []}
     for study, column in columns.items():
-        lead, paper = _lead(results, study, column), printed_lead(study, column, (PLAIN,))
+        lead, paper = lead_over(results, study, column, PLAIN), printed_lead(study, column, (PLAIN,))
         if lead is not None and lead.interval is not None and paper is not None:
             low, high = lead.interval
-            places[ABOVE if paper > high else BELOW if paper < low else INSIDE].append(STUDIES[study].title)
+            places["larger" if paper > high else "smaller" if paper < low else "not"].append(STUDIES[study].title)
+    larger, smaller, inside = map(_listed, places.values())
     count = sum(map(len, places.values()))
     if not count:
         return []
-    told = "; ".join(f"{place} on {len(titles)} ({'; '.join(titles)})" for place, titles in places.items() if titles)
     return [
-        f"- The lead over the plain {METHODS[PLAIN]} that the paper prints, and the 95 % interval of the one measured "
-        f"here: of {count} {_set_ups(count)} it lies {told}."
+        f"Of {count} {_set_ups(count)}, the paper's lead over {METHODS[PLAIN]} is above the 95 % interval of the one "
+        f"measured here on {larger}, below it on {smaller}, and within it on {inside}."
     ]
 
 
 def _could_be_seen(results: Results, columns: Mapping[str, Column]) -> list[str]:
     """On which data a lead over all others as large as the paper's would have been seen."""
-    seen: list[str] = []
-    unseen: list[str] = []
+    places: dict[bool, list[str]] = {True: [], False: []}
     for study, column in columns.items():
         least, paper = lead_that_shows(results, study, column, OTHERS), printed_lead(study, column, OTHERS)
         if least is not None and paper is not None:
-            (seen if paper >= least else unseen).append(STUDIES[study].title)
-    count = len(seen) + len(unseen)
+            places[paper >= least].append(STUDIES[study].title)
+    seen, missed = map(_listed, places.values())
+    count = sum(map(len, places.values()))
     if not count:
         return []
-    told = [
-        f"{would} on {len(titles)} ({'; '.join(titles)})"
-        for would, titles in (("would mostly have been seen", seen), ("would not", unseen))
-        if titles
-    ]
     return [
-        f"- A lead over the best of the others as large as the paper's, in as many runs with the spread of these: of "
-        f"{count} {_set_ups(count)} it {'; it '.join(told)}. Mostly is in {100 * POWER:.0f} % of repeats."
+        f"Of {count} {_set_ups(count)}, a lead over the best of the others as large as the paper's would be clear in "
+        f"{100 * POWER:.0f} % of repeats, with as many runs that spread as much, on {seen}, and not on {missed}."
     ]
 
 
 @dataclass(frozen=True)
 class Lead:
-    """Of ours over the plain Transformer, more is better.
+    """Of ours over another method, more is better.
 
     Args:
         gain: Over the runs.
@@ -135,8 +138,9 @@ class Lead:
     interval: tuple[float, float] | None
 
 
-def _lead(results: Results, study: str, column: Column) -> Lead | None:
-    test = welch_between(results, study, OURS, PLAIN, column.name)
+def lead_over(results: Results, study: str, column: Column, rival: str) -> Lead | None:
+    """By how much ours is better than ``rival``, and between which leads the true one lies."""
+    test = welch_between(results, study, OURS, rival, column.name)
     if test is None:
         return None
     sign, ends = (1 if column.higher_is_better else -1), interval_of(test)
@@ -144,7 +148,7 @@ def _lead(results: Results, study: str, column: Column) -> Lead | None:
     return Lead(sign * test.difference, None if low is None or high is None else (low, high))
 
 
-def _against_control(results: Results, columns: Mapping[str, Column]) -> list[str]:
+def _against_controls(results: Results, columns: Mapping[str, Column]) -> list[str]:
     """Ours and the plain Transformer against attention that knows nothing of places."""
     told = []
     for name in (OURS, PLAIN):
@@ -154,7 +158,7 @@ def _against_control(results: Results, columns: Mapping[str, Column]) -> list[st
             if (test := welch_between(results, study, name, CONTROL, one.name)) is not None
         }
         if tests:
-            told.append(f"- {METHODS[name]} against {VARIANTS[CONTROL].label}: {_won(tests, columns)}")
+            told.append(f"{METHODS[name]} against {VARIANTS[CONTROL].label}: {_won(tests, columns)}")
     return told
 
 
@@ -171,8 +175,28 @@ def _against_linear(results: Results) -> list[str]:
         places["all" if all(ahead) else "some" if any(ahead) else "none"].append(STUDIES[study].title)
     if not any(places.values()):
         return []
-    told = "; ".join(f"{many} on {len(titles)} ({'; '.join(titles)})" for many, titles in places.items() if titles)
-    return [f"- Of the paper's methods ahead of {VARIANTS[LINEAR].label}, which is not in the paper: {told}."]
+    told = "; ".join(f"{many} on {_listed(titles)}" for many, titles in places.items() if titles)
+    return [f"Of the paper's five methods ahead of {VARIANTS[LINEAR].label}: {told}."]
+
+
+def _why(results: Results) -> list[str]:
+    """What is known of the reasons, with the section that has more."""
+    told = []
+    if (changed := changed_in_all(results)) is not None:
+        far = "" if changed >= MOVED else ": its signs are mostly those that it was given"
+        told.append(f"{100 * changed:.0f} % of all heads end with w on another side of 0 than they began on{far}.")
+    if results.beyond is not None:
+        told.append(f"Of what was tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
+    return [*told, "More is below, under What may explain it."] if told else []
+
+
+def _trust(results: Results) -> list[str]:
+    """What to bear in mind."""
+    told = [f"What the data are is said below the table. {SAME_FOR_ALL}"]
+    if older := older_settings(results):
+        titles = "; ".join(STUDIES[study].title for study in older)
+        told.append(f"The runs on {titles} had other settings than `reproduce` has now: see the end of Choices.")
+    return told
 
 
 def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> str:
@@ -182,14 +206,17 @@ def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> st
     ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
     parts = [f"of {len(gains)} {_set_ups(len(gains))} ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
-        titles = [STUDIES[study].title for study in clear if sign * gains[study] > 0]
-        listed = f" ({'; '.join(titles)})" if titles else ""
-        parts.append(f"clearly {word} on {len(titles)}{listed}")
+        parts.append(f"clearly {word} on {_listed([STUDIES[one].title for one in clear if sign * gains[one] > 0])}")
     return f"{'; '.join(parts)}."
 
 
+def _listed(titles: Sequence[str]) -> str:
+    """How many, and which."""
+    which = "; ".join(titles)
+    return f"{len(titles)} ({which})" if titles else "0"
+
+
 def _set_ups(count: int) -> str:
-    """Data sets, each in one reading."""
     return "set-up" if count == 1 else "set-ups"
 
 
@@ -206,56 +233,69 @@ def at_a_glance(results: Results) -> list[str]:
         (best, *_), _ = ranked(others, column.higher_is_better)
         sign = 1 if column.higher_is_better else -1
         place = 1 + sum(sign * mean > sign * means[OURS] for mean in others.values())
-        paper = printed_of(study).get(column.name, {})
         rows.append(
             [
                 f"{STUDIES[study].title}, {column.label}{'' if column.higher_is_better else ' (less is better)'}",
                 column.shown(means[OURS]),
-                f"{paper[OURS].mean:.{column.digits}f}" if paper else MISSING,
-                f"{column.shown(others[best])} ({METHODS[best]})",
                 f"{place} of {len(means)}",
-                _over_plain(results, study, column),
-                MISSING if (lead := printed_lead(study, column, (PLAIN,))) is None else column.shown(lead, "+"),
+                f"{column.shown(others[best])} ({METHODS[best]})",
+                *_leads(results, study, column, best, OTHERS),
+                *_leads(results, study, column, PLAIN, (PLAIN,)),
                 *(_shown_mean(results, study, name, column) for name in controls),
             ]
         )
     heads = [
         "data",
         METHODS[OURS],
-        "the same in the paper, on its data",
-        "best of the other methods, here",
         "place",
-        f"gain of {METHODS[OURS]} over {METHODS[PLAIN]}, 95 % interval",
-        "that gain in the paper",
+        "best of the others",
+        "lead over that",
+        "in the paper",
+        f"lead over {METHODS[PLAIN]}",
+        "in the paper",
         *(VARIANTS[name].label for name in controls),
     ]
     if not rows:
         return []
-    caveats: dict[str, str] = {}  # each once, by the first study that has it
+    caveats: dict[str, list[str]] = {}
     for study in results.studies:
-        caveats.setdefault(escaped(results.any_run(study)["caveat"]), STUDIES[study].title)
+        caveats.setdefault(escaped(results.any_run(study)["caveat"]), []).append(STUDIES[study].title)
     vectors = vectors_of(results)
     return [
         *markdown(heads, rows),
         "",
-        "A set-up is a data set in one reading, by the first of its metrics. Means over runs on the test set; of gains "
-        "more is better. Intervals are Welch's, over runs. Clear, here and above, is "
-        f"p < {SIGNIFICANT} in Welch's t-test, not corrected for how many there are.",
+        "By the first metric of each set-up: means over runs on the test set; leads in points, of RMSE by how much it "
+        "is lower, with their 95 % intervals (Welch's, over runs), and as the paper prints them for its data. The last "
+        "columns know nothing of positions and are not in the paper.",
         "",
-        "The data are not the paper's, so its numbers are for orientation:",
+        *_levels(results),
+        "The data:",
         "",
-        *(f"- {title}: {caveat}." for caveat, title in caveats.items()),
+        *(f"- {'; '.join(titles)}: {caveat}." for caveat, titles in caveats.items()),
         *([f"- Word vectors: {vectors}; the paper has 300-d ones."] if vectors else []),
     ]
 
 
-def _over_plain(results: Results, study: str, column: Column) -> str:
-    """By how much ours is better than the plain Transformer, and between which gains the true one lies."""
-    lead = _lead(results, study, column)
-    if lead is None:
-        return MISSING
-    ends = "" if lead.interval is None else f" [{', '.join(column.shown(end, '+') for end in lead.interval)}]"
-    return f"{column.shown(lead.gain, '+')}{ends}"
+def _levels(results: Results) -> list[str]:
+    """How far the plain Transformer is from where the paper has it."""
+    gaps = []
+    for study in results.studies:
+        column = columns_of(STUDIES[study])[0]
+        paper, here = printed_of(study).get(column.name), results.mean(study, PLAIN, column.name)
+        if paper and here is not None:
+            gaps.append(f"{STUDIES[study].title} {column.shown(here - paper[PLAIN].mean / 100, '+')}")
+    told = f"Leads can be compared, levels cannot: {METHODS[PLAIN]} has here, against the paper's, {'; '.join(gaps)}."
+    return [told, ""] if gaps else []
+
+
+def _leads(results: Results, study: str, column: Column, rival: str, rivals: Sequence[str]) -> list[str]:
+    """The lead over ``rival`` with its interval, and the paper's over the best of ``rivals``."""
+    lead, paper = lead_over(results, study, column, rival), printed_lead(study, column, rivals)
+    ends = "" if lead is None or lead.interval is None else ", ".join(column.shown(end, "+") for end in lead.interval)
+    return [
+        MISSING if lead is None else f"{column.shown(lead.gain, '+')}{f' [{ends}]' if ends else ''}",
+        MISSING if paper is None else column.shown(paper, "+"),
+    ]
 
 
 def _shown_mean(results: Results, study: str, name: str, column: Column) -> str:

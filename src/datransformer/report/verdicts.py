@@ -43,7 +43,7 @@ NEARLY = 1 / 16  # how far from half of the heads still counts as half: one head
 STEADY = 1 / 8  # how far the runs may spread around it: two heads of 16
 MOVED = 1 / 4  # of the heads at least have to leave the side they start on; half would if the start were forgotten
 STUCK = 1 / 4  # w that end nearer to where they started than this, which is half of the widest start, have not gone far
-PUT = "most are still on the side that they were put on, so that their signs are not learned"
+PUT = "most keep the sign that they were given, so that signs tell little"
 LOOSE = 0.5  # a correlation that is not shown to be weaker than this may matter
 Comparisons = Mapping[Key, Comparison]
 
@@ -130,7 +130,7 @@ def _judge_duels(duels: Sequence[Duel], missing: Sequence[str]) -> Verdict:
     noise = [duel for duel in duels if duel.p is not None and not duel.is_clear]
     lost = [duel for duel in duels if duel.is_clear and duel.gain < 0]
     won = len(duels) - len(untold) - len(noise) - len(lost)
-    parts = [f"clear in {won} of {len(duels)}"]
+    parts = [f"clear in {won} of {len(duels)} comparisons"]
     if noise:
         parts.append(f"the difference is within noise in {len(noise)}")
     if lost:
@@ -170,7 +170,7 @@ def _first_everywhere(results: Results, comparisons: Comparisons) -> Verdict:
         for column in columns_of(STUDIES[study]):
             one = comparisons.get((study, column.name))
             if one is not None:
-                what = f"{STUDIES[study].title}, {column.label}: ours − {VARIANTS[one.rival].label}"
+                what = f"{STUDIES[study].title}, {column.label}: {METHODS[OURS]} − {VARIANTS[one.rival].label}"
                 duels.append(_duel(what, column, one.welch))
             if one is None or one.missing:  # what is left of the others can refute it still
                 missing.append(study)
@@ -257,7 +257,7 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
     )
     if leader is not None:
         column = columns_of(STUDIES["amazon_rating"])[0]
-        what = f"RMSE: ours − {VARIANTS[leader.rival].label}"
+        what = f"RMSE: {METHODS[OURS]} − {VARIANTS[leader.rival].label}"
         numbers += f"; {_duel(what, column, leader.welch).text}"
     return _judge(not opposite and len(same) > len(apart) / 2, numbers, noise=not opposite)
 
@@ -278,6 +278,7 @@ def _differs(values: Floats, bound: float) -> bool:
 
 Levels = Mapping[str, Floats]  # w or v, [runs, heads]
 Start = Callable[[int], Floats]  # w of so many heads before training
+BY_TWO = ", by entropy and by the share of words that hold 90 % of the weight"
 FREE = "Where every head starts at w = 0, and w and v learn at ten times the rate"
 
 
@@ -338,6 +339,16 @@ def _put(numbers: str, values: Floats, start: Floats) -> Verdict:
 def changed_sides(values: Floats, start: Floats) -> Floats:
     """How many heads of each run are on the other side of 0 than at the start."""
     return np.asarray(((values < 0) != (start < 0)).sum(axis=1), dtype=np.float64)  # [runs]
+
+
+def changed_in_all(results: Results) -> float | None:
+    """Which share of the heads is on the other side of 0 than at the start, the mean over levels; None if unknown."""
+    shares = []
+    for study in results.studies:
+        for values in results.learned(study, "distance_weight").values():
+            start = np.array(results.started(study, "distance_weight", values.shape[1]))
+            shares.append(changed_sides(values, start).mean() / values.shape[1])
+    return float(np.mean(shares)) if shares else None
 
 
 def _stuck(values: Floats, start: Floats) -> bool:
@@ -418,9 +429,10 @@ def _sharper(results: Results, comparisons: Comparisons) -> Verdict:
         if len(ours) and len(vanilla):
             column = Column(name, name, percent=False, digits=3, higher_is_better=False)
             test = welch_t_test(ours.mean(axis=1).tolist(), vanilla.mean(axis=1).tolist())
-            duels.append(_duel(f"{STUDIES[study].title}, {name}: ours − vanilla", column, test))
+            duels.append(_duel(f"{STUDIES[study].title}, {name}: {METHODS[OURS]} − {METHODS['vanilla']}", column, test))
     measured = len(results.measured("ag", OURS, "entropy")) and len(results.measured("ag", "vanilla", "entropy"))
-    return _judge_duels(duels, [] if measured else ["ag"])  # on which the paper says it
+    verdict = _judge_duels(duels, [] if measured else ["ag"])  # on which the paper says it
+    return replace(verdict, numbers=f"{verdict.numbers}{BY_TWO if duels else ''}")
 
 
 def _length(results: Results, comparisons: Comparisons) -> Verdict:
