@@ -35,6 +35,7 @@ PARSED = {
     "datransformer bench train": "takes minutes; tests/experiments/test_bench_train.py runs it",
     "datransformer data get": "needs the network; tests/data/test_download.py runs it",
     "datransformer demo": "takes minutes; tests/experiments/test_demo.py runs it",
+    "datransformer report results": "needs the repository's results; tests/report/test_published.py makes that page",
     "make": "sets up an environment; what its targets run is run by the tests or by CI",
     "pip": "needs the network; the extras are looked up",
     "python -m datransformer.bench": "takes minutes; as bench attention",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from datransformer.data.download import DOWNLOADS
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.studies import CHOICES, DEFAULTS, STUDIES, find_data, find_vectors, plan_study, spread
 from datransformer.nn.rpr import RelativePositionAttention
@@ -26,6 +27,16 @@ def test_defaults_are_those_of_the_library() -> None:
     assert {"snli", "snli_siamese"} <= set(STUDIES)
     own = {name for study in STUDIES.values() for name in (*study.settings, *study.choices)}
     assert own.isdisjoint({"train.max_tokens", "train.distance_rate", "model.attention_options"})
+
+
+def test_word_vectors_are_found_as_they_are_downloaded(tmp_path: Path) -> None:
+    assert find_vectors(None) is None
+    assert find_vectors(tmp_path) is None
+    (archive,) = DOWNLOADS["glove.6B"].files
+    (tmp_path / archive.name).touch()
+    assert find_vectors(tmp_path) == tmp_path / archive.name
+    (tmp_path / "glove.6B.300d.txt").touch()
+    assert find_vectors(tmp_path) == tmp_path / "glove.6B.300d.txt"
 
 
 def test_without_word_vectors_none_are_frozen_or_asked_for_words(sst: Path, tmp_path: Path) -> None:

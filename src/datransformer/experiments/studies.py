@@ -73,6 +73,8 @@ DEFAULTS: dict[str, Choice] = {
     ),
 }
 
+# Where word vectors are looked for in a folder of data; of several in an archive the largest are read.
+VECTORS = ("glove.6B.300d.txt", "glove.6B.zip", "glove/glove.6B.300d.txt", "glove/vectors.f16.npy")
 # What choices come to where there are no word vectors.
 NO_VECTORS: Settings = {"data.vector_words": False, "model.freeze_vectors": False}
 
@@ -328,6 +330,5 @@ def find_data(study: str, folder: Path | None, out: Path, vectors: Path | None) 
 
 def find_vectors(folder: Path | None) -> Path | None:
     """Word vectors in a folder of data, the paper's first."""
-    names = ("glove.6B.300d.txt", "glove/glove.6B.300d.txt", "glove/vectors.f16.npy")
-    found = (folder / name for name in names if folder is not None)
+    found = (folder / name for name in VECTORS if folder is not None)
     return next((path for path in found if path.is_file()), None)
