@@ -85,7 +85,7 @@ def test_the_policy_allows_our_style_alone_and_nothing_needs_more() -> None:
 
 def test_what_files_say_is_text() -> None:
     seen = Seen(html_page(results_page(make_results(NASTY)), {}))
-    assert seen.text.count(NASTY) == 4
+    assert seen.text.count(NASTY) == 5
     assert {name for name, _ in seen.tags}.isdisjoint({"script", "img", "a"})
 
 

@@ -331,7 +331,7 @@ def test_the_paper_stands_beside_ours() -> None:
     assert "**90.00**" in line
     assert "93.72 ± 0.11" in line
     assert r"\*" in line
-    assert "Data: made up." in page
+    assert "Data: made up. Trained on cpu, 32-true." in page
     assert "  - AG, Accuracy: DA-Transformer − Transformer-XL +4.00 points (p < 0.0001)" in page
 
 
@@ -395,7 +395,7 @@ def test_what_files_say_is_shown_as_it_is() -> None:
     records = [{**record, "caveat": nasty, "device": nasty, "examples": {nasty: 3}} for record in records]
     records += [{"study": "ag", "variant": "xl", "seed": 1, "failed": nasty}]
     page = results_page(Results(records))
-    assert page.count(shown) == 5
+    assert page.count(shown) == 6
     assert nasty not in page
     assert "<script>" not in page
 

@@ -37,6 +37,14 @@ def provenance(results: Results) -> str:
     )
 
 
+def trained_on(results: Results, study: str) -> str:
+    """What the networks of a study were trained on, and in which precision."""
+    networks = [record for record in _records(results, study) if record["variant"] != LINEAR]
+    precisions = [decisive(record.get("settings", {}))["train"]["precision"] for record in networks]
+    places = zip([record["device"] for record in networks], precisions, strict=True)
+    return _listed(escaped(", ".join(place)) for place in places) or "nothing"
+
+
 def _records(results: Results, study: str) -> list[Record]:
     return [record for variant in results.records[study] for record in results.runs(study, variant)]
 

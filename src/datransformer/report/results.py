@@ -22,7 +22,7 @@ from datransformer.experiments.studies import (
 from datransformer.report.comparisons import Key, compare_all, printed_of, welch_between
 from datransformer.report.html_page import html_page
 from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
-from datransformer.report.provenance import older_settings, provenance, vectors_of
+from datransformer.report.provenance import older_settings, provenance, trained_on, vectors_of
 from datransformer.report.reasons import reasons
 from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, searched
@@ -153,7 +153,10 @@ def _own_numbers(claim: Claim) -> str:
 def _facts(results: Results, study: str) -> list[str]:
     record = results.any_run(study)
     sizes = " / ".join(f"{count:,}" for count in record["examples"].values())
-    return [f"{escaped(' / '.join(record['examples']))}: {sizes}. Data: {escaped(record['caveat'])}."]
+    return [
+        f"{escaped(' / '.join(record['examples']))}: {sizes}. Data: {escaped(record['caveat'])}. "
+        f"Trained on {trained_on(results, study)}."
+    ]
 
 
 def _table(results: Results, study: str, table: str, comparisons: Mapping[Key, Comparison]) -> str:
