@@ -126,9 +126,12 @@ def test_the_page_says_where_runs_are_older_than_the_settings(
 ) -> None:
     run(tmp_path, seeds=1)
     results = read_results(tmp_path / "results")
-    assert "older than some of these settings" not in results_page(results)
+    assert "had other settings than these" not in results_page(results)
     monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-4, "a test"))
-    assert "\n- probe: train.lr (0.0001, was 0.001)\n" in results_page(results)
+    page = results_page(results)
+    assert "had other settings than these" in page
+    assert "\n- probe: train.lr (0.0001, was 0.001)\n" in page
+    assert "The runs on probe had other settings than `reproduce` has now" in page.partition("## What holds")[0]
 
 
 def test_two_calls_do_not_share_a_folder(small: None, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from datransformer.data.errors import InputError
+from datransformer.data.forms import check_form
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.studies import STUDIES
-from datransformer.report.forms import check_form
 from datransformer.report.records import Results, items_of, read_results
 from datransformer.report.results import results_page
 

@@ -25,6 +25,7 @@ from datransformer.experiments.paper import METHODS, OURS, RUNS
 from datransformer.experiments.processes import process_count
 from datransformer.experiments.reproduce import LANES, carry_out
 from datransformer.experiments.runs import Place
+from datransformer.experiments.search import ending_in_words
 from datransformer.experiments.studies import STUDIES, find_data, find_vectors, plan_study
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
@@ -55,6 +56,10 @@ def bench_reproduce(
     data_dir: Path, out: Path | None = None, *, device: str = "auto", turns: int = 1, tell: Callable[[str], None]
 ) -> dict[str, Any]:
     """Time the runs for this device ``turns`` times, write what came out to ``out`` as JSON, and return it."""
+    if turns < 1:
+        raise InputError(f"--turns: got {turns}, expected 1 or more")
+    if out is not None and (out.is_dir() or any(parent.is_file() for parent in out.parents)):
+        raise InputError(f"{out}: is a folder or below a file, expected a file to write to")
     where = launch(device, "32-true").device.type
     timed = TIMED[where]
     processes, together = process_count(where), LANES if where == "cuda" else 1
@@ -117,8 +122,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--turns", type=int, default=1)
     arguments = vars(parser.parse_args())
-    result = bench_reproduce(**arguments, tell=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
-    print("\n".join(time_table(result)))  # noqa: T201
+    with ending_in_words():
+        result = bench_reproduce(**arguments, tell=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
+        print("\n".join(time_table(result)))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import DATA
-from datransformer.experiments.runs import read_list, settings_of, without_seed
-from datransformer.experiments.search import ending_in_words, run_trials
+from datransformer.experiments.runs import DISTANCES, read_form, settings_of, without_seed
+from datransformer.experiments.search import check_failed, ending_in_words, run_trials
 from datransformer.experiments.studies import (
     PRECISION,
     Planned,
@@ -39,9 +39,26 @@ from datransformer.ops.relative import relative_positions, toeplitz
 from datransformer.train.fit import differences
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
-from datransformer.train.run import locked, read_json
+from datransformer.train.run import locked
 
 BEYOND = "beyond.json"
+GONE_BEYOND = {
+    "note": str,
+    "settings?": {str: dict},
+    "rows": [
+        {
+            "study": str,
+            "option": str,
+            "seed": int,
+            "dev?": dict,
+            "test?": dict,
+            "entropy?": float,
+            "distances?": DISTANCES,
+            "commit?": str,
+            "device?": str,
+        }
+    ],
+}
 SIGNED = "signed distance"
 FROM_ZERO = "w = 0 at first, w and v at 10 times the rate"  # so that the signs of w are learned
 PLAIN = "plain"  # no option at all, with seeds that the reproduction does not have
@@ -138,9 +155,9 @@ def go_beyond(
     """Run them, and add what came of them to ``beyond.json``; what is there already is not run again."""
     where = launch(device, "32-true").device.type
     path = out / BEYOND
-    rows: list[dict[str, Any]] = read_list(path, "rows")
-    about = {"note": "", "settings": {}, **(read_json(path) if path.exists() else {}), "rows": rows}
-    _settle(about["settings"], path, data_dir, out, where, studies)
+    about = read_form(path, {"note": "", "settings": {}, "rows": []}, GONE_BEYOND)
+    rows: list[dict[str, Any]] = about["rows"]
+    _settle(about, path, data_dir, out, where, studies)
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
@@ -149,9 +166,11 @@ def go_beyond(
         if not path.exists():
             write_text(path, json.dumps(about, indent=1))
     tried = {planned.name: option for option, planned in plan}
+    failed = 0
     for planned, record in run_trials([planned for _, planned in plan], out, device, where):
         option = tried[planned.name]
         if "failed" in record:
+            failed += 1
             reporter.say(f"{option}, {planned.study}: {record['failed']}")
             continue
         dev = record["metrics"]["dev"]
@@ -170,13 +189,17 @@ def go_beyond(
         )
         reporter.say(f"{len(rows)}: {option}, {planned.study}: {dev}")
         write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
+    check_failed(failed, len(plan))
     return path
 
 
 def _settle(
-    settings: dict[str, Any], path: Path, data_dir: Path, out: Path, device: str, studies: Collection[str]
+    about: dict[str, Any], path: Path, data_dir: Path, out: Path, device: str, studies: Collection[str]
 ) -> None:
     """Note what options are tried on top of, by study; rows of other settings are not to be added to."""
+    settings = about["settings"]
+    if unknown := {row["study"] for row in about["rows"]} - settings.keys():
+        raise InputError(f"{path}: holds rows on {min(unknown)} of unknown settings; expected another --out")
     for study in studies or SEEDS:
         found = find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]
         config = config_of(study, OURS, 0, {**found, "train.precision": PRECISION[device]})

@@ -23,7 +23,7 @@ from datransformer.experiments.runs import (
     Shelf,
     changed_settings,
     finished_record,
-    read_list,
+    read_form,
     record_path,
     reported,
     run_all,
@@ -37,6 +37,18 @@ from datransformer.train.progress import Reporter
 from datransformer.train.run import locked
 
 DATA, CALLS = "data", "calls.json"
+CALLED = {
+    "calls": [
+        {
+            "runs": int,
+            "seconds": float,
+            "names?": [str],
+            "together?": int,
+            "processes?": int,
+            "device?": str,
+        }
+    ]
+}
 # As it stands in the record of a run for which there was no memory: from torch's allocator, from CUDA, from cuBLAS.
 NO_MEMORY = (torch.cuda.OutOfMemoryError.__name__, "CUDA error: out of memory", "ALLOC_FAILED")
 LANES = 4  # runs that take turns on a GPU; more add little but memory
@@ -92,6 +104,8 @@ def reproduce(
     for study in studies_of(tuple(groups)):
         found, caveat = find_data(study, data_dir, out / DATA, vectors)
         plan += plan_study(study, seeds, found, caveat, where)
+    for planned in plan:  # those of other methods too: one page is made of all
+        _read_finished(out, planned)
     plan = [planned for planned in plan if not methods or planned.variant in methods]
     if not plan:
         raise InputError(f"--method: got {', '.join(methods)}, which {' and '.join(groups)} is not run with")
@@ -103,7 +117,8 @@ def reproduce(
 def carry_out(plan: Sequence[Planned], place: Place, processes: int, reporter: Reporter, began: float) -> list[Record]:
     """Run what is not done yet, and note how long it took since it ``began``."""
     out, together = place.out, place.together
-    calls = read_list(out / RESULTS / CALLS, "calls")  # how long they took, to their end or until they were stopped
+    # How long they took, to their end or until they were stopped.
+    calls = read_form(out / RESULTS / CALLS, {"calls": []}, CALLED)["calls"]
     records = {planned.name: _read_finished(out, planned) for planned in plan}
     todo = [planned for planned in plan if records[planned.name] is None]
     reporter.say(
@@ -115,17 +130,22 @@ def carry_out(plan: Sequence[Planned], place: Place, processes: int, reporter: R
             if (record := records[planned.name]) is not None:
                 board.end(planned, record, now=False)
         ended = _run_twice(todo, place, processes, board.begin)
-        done = 0
+        done: list[str] = []
         try:
             for planned, record in ended:
                 records[planned.name] = record
                 board.end(planned, record)
-                done += "failed" not in record
+                done += [planned.name] if "failed" not in record else []
         except Interrupted as error:
             raise Interrupted(STOPPED) from error
         finally:
             if todo:
-                about = {"runs": done, "seconds": round(time.time() - began, 1), "together": together}
+                about = {
+                    "runs": len(done),
+                    "names": done,
+                    "seconds": round(time.time() - began, 1),
+                    "together": together,
+                }
                 calls.append({**about, "processes": processes, **machine(torch.device(place.device))})
                 write_record(out / RESULTS / CALLS, {"calls": calls})
     return [record for record in records.values() if record is not None]

@@ -15,6 +15,7 @@ from torch import Tensor
 from datransformer.data.batches import TextBatches
 from datransformer.data.encode import Examples
 from datransformer.data.errors import BadRows, InputError
+from datransformer.data.forms import check_form
 from datransformer.data.news import Impressions
 from datransformer.data.prepare import Progress, TextData, no_progress
 from datransformer.data.store import write_text
@@ -47,6 +48,8 @@ KEPT = (
     "metrics", "unknown_words", "best_step", "steps", "epochs", "parameters", "distances", "examples",
     "data_fingerprint", "training_seconds", "wall_seconds", "device", "versions",
 )  # fmt: skip
+DISTANCES = {str: {"distance_weight": [float], "distance_shift": [float]}}  # w and v by level
+SETTINGS = {"model?": {"attention_options?": dict}, "data?": dict, "train?": dict}
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 Record = dict[str, Any]
 
@@ -196,6 +199,10 @@ def finished_record(out: Path, planned: Planned) -> Record | None:
     """What is on disk of a run, unless it failed."""
     path = record_path(out, planned)
     record = read_json(path) if path.is_file() else {}
+    try:
+        check_form("", record, {"settings?": SETTINGS, "caveat?": str})
+    except InputError as error:
+        raise InputError(f"{path}: {error}; it can be deleted") from error
     return record if "metrics" in record else None
 
 
@@ -338,11 +345,13 @@ def write_record(path: Path, record: Record) -> None:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
-def read_list(path: Path, name: str) -> list[Any]:
-    """The list ``name`` in a JSON file that experiments add to; an empty one if there is no file."""
-    found = read_json(path).get(name) if path.exists() else []
-    if not isinstance(found, list):
-        raise InputError(f"{path}: {name}: got {found!r}, expected a list; it can be deleted")
+def read_form(path: Path, empty: Mapping[str, Any], form: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON file that experiments add to, on top of what an ``empty`` one has; not of its form is an error."""
+    found = {**empty, **(read_json(path) if path.exists() else {})}
+    try:
+        check_form("", found, form)
+    except InputError as error:
+        raise InputError(f"{path}: {error}; it can be deleted") from error
     return found
 
 

@@ -20,7 +20,7 @@ from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.processes import process_count, share_out
 from datransformer.experiments.reproduce import DATA, LANES
-from datransformer.experiments.runs import Place, Record, Shelf, read_list, run_all
+from datransformer.experiments.runs import Place, Record, Shelf, read_form, run_all
 from datransformer.experiments.studies import (
     PRECISION,
     STUDIES,
@@ -35,9 +35,26 @@ from datransformer.experiments.studies import (
 from datransformer.train.errors import Interrupted
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter, printable
-from datransformer.train.run import locked, read_json
+from datransformer.train.run import locked
 
 SEARCH = "search.json"
+SEARCHED = {
+    "note": str,
+    "trials": [
+        {
+            "round": str,
+            "trial?": str,
+            "study": str,
+            "variant": str,
+            "settings": dict,
+            "seed": int,
+            "dev": dict,
+            "commit?": str,
+            "device?": str,
+        }
+    ],
+    "chosen": dict,
+}
 # What the first round starts from: the paper's settings, and for what it leaves open those of NRMS or common ones.
 BASE: Settings = {
     "train.lr": 1e-3,
@@ -231,12 +248,21 @@ ROUNDS: dict[str, Round] = {
 }
 
 
-def plan_round(name: str, data_dir: Path, out: Path, device: str) -> Iterator[tuple[str, Planned]]:
-    """All runs of a round, each with the name of its trial."""
+def plan_round(
+    name: str,
+    data_dir: Path,
+    out: Path,
+    device: str,
+    trials: Collection[str] = (),
+    studies: Collection[str] = (),
+) -> Iterator[tuple[str, Planned]]:
+    """All runs of a round, or those of some trials and studies, each with the name of its trial."""
     chosen = ROUNDS[name]
-    found = {study: find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0] for study in chosen.seeds}
-    for trial, settings in chosen.trials.items():
-        for study, seeds in chosen.seeds.items():
+    wanted = {trial: settings for trial, settings in chosen.trials.items() if not trials or trial in trials}
+    counts = {study: seeds for study, seeds in chosen.seeds.items() if wanted and (not studies or study in studies)}
+    found = {study: find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0] for study in counts}
+    for trial, settings in wanted.items():
+        for study, seeds in counts.items():
             data = {**BASE, **found[study], "train.precision": PRECISION[device], **settings}
             for variant in chosen.variants:
                 for seed in range(seeds):
@@ -276,20 +302,21 @@ def search(
     plan = [
         (name, trial, planned)
         for name in names
-        for trial, planned in plan_round(name, data_dir, out, where)
-        if (not trials or trial in trials) and (not studies or planned.study in studies)
+        for trial, planned in plan_round(name, data_dir, out, where, trials, studies)
     ]
     if not plan:
         raise InputError("nothing to run: no round that is named has such trials of such studies")
     origins = {planned.name: (name, trial) for name, trial, planned in plan}
     todo = [planned for _, _, planned in plan]
     path = out / SEARCH
-    rows: list[dict[str, Any]] = read_list(path, "trials")
-    about = {"note": "", "chosen": {}, **(read_json(path) if path.exists() else {}), "trials": rows}
-    seen = {(row["round"], row["trial"], row["study"], row["variant"], row["seed"]) for row in rows}
+    about = read_form(path, {"note": "", "chosen": {}, "trials": []}, SEARCHED)
+    rows: list[dict[str, Any]] = about["trials"]
+    seen = {(row["round"], row.get("trial"), row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*origins[one.name], one.study, one.variant, one.seed) not in seen]
+    failed = 0
     for planned, record in run_trials(todo, out, device, where):
         name, trial = origins[planned.name]
+        failed += "failed" in record
         row = {"round": name, "trial": trial, "study": planned.study, "variant": planned.variant, "seed": planned.seed}
         if "failed" in record:
             reporter.say(f"{name}, {trial}, {planned.study}, {planned.variant}: {record['failed']}")
@@ -305,7 +332,14 @@ def search(
             )
             reporter.say(f"{len(rows)}: {name}, {trial}, {planned.study}, {planned.variant}: {rows[-1]['dev']}")
         write_text(path, json.dumps(about, indent=1))
+    check_failed(failed, len(todo))
     return path
+
+
+def check_failed(failed: int, count: int) -> None:
+    """Raise if runs have failed, each of which was told of when it did."""
+    if failed:
+        raise InputError(f"{failed} of {count} runs failed, which the same command tries again")
 
 
 @contextmanager

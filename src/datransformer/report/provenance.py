@@ -1,8 +1,9 @@
 """What runs a page is made of: how many, of which commits and settings, where, and how long they took."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+from datransformer.data.errors import InputError
 from datransformer.experiments.paper import RUNS
 from datransformer.experiments.runs import Record, changed_settings, decisive
 from datransformer.experiments.studies import LINEAR, config_of, plan_study
@@ -10,6 +11,7 @@ from datransformer.report.records import Results
 from datransformer.report.tables import escaped
 
 SHORT = 7  # characters of a commit
+UNKNOWN = "unknown"
 
 
 def provenance(results: Results) -> str:
@@ -17,13 +19,12 @@ def provenance(results: Results) -> str:
     records = [record for study in results.studies for record in _records(results, study)]
     networks = [record for record in records if record["variant"] != LINEAR]
     where = _listed(escaped(record["device"]) for record in networks)
-    commits = _listed(escaped(record["commit"])[:SHORT] for record in networks if record.get("commit"))
+    commits = _listed(_short(record.get("commit")) for record in networks)
     linear = len(records) - len(networks)
     beside = f" and {linear:,} linear {'model' if linear == 1 else 'models'} on a CPU" if linear else ""
-    made = f", made at commit {commits}" if commits else ""
-    took = _timed(results.calls)
-    if took and sum(call["runs"] for call in results.calls) < len(records):
-        took += " The others were not timed."
+    made = f", made at commit {commits}" if commits not in ("", UNKNOWN) else ""
+    here = {f"{record['study']}/{record['variant']}-{record['seed']}" for record in records}
+    took = _timed(results.calls, here)
     seeds = max((len(runs) for study in results.studies for runs in results.records[study].values()), default=0)
     planned = sum(len(plan_study(study, seeds, {})) for study in results.studies)
     missing = planned - len(records)
@@ -57,8 +58,16 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"{name} ({count:,})" for name, count in counts.most_common())
 
 
-def _timed(calls: Sequence[Record]) -> str:
-    """How long calls took, by device."""
+def _short(commit: str | None) -> str:
+    """The beginning of a commit, and whether the code was changed since."""
+    if not commit:
+        return UNKNOWN
+    name, dirty, _ = commit.partition("-dirty")
+    return escaped(f"{name[:SHORT]}{dirty}")
+
+
+def _timed(calls: Sequence[Record], here: Collection[str]) -> str:
+    """How long calls took, by device, and how many of their runs are ``here``."""
     told = []
     for device in dict.fromkeys(call.get("device") for call in calls):
         mine = [call for call in calls if call.get("device") == device]
@@ -67,7 +76,14 @@ def _timed(calls: Sequence[Record]) -> str:
         on = f" on {escaped(device)}" if device else ""
         at_once = max(call.get("together", 1) * call.get("processes", 1) for call in mine)
         told.append(f"{runs:,} in {minutes:,.1f} minutes{on}, up to {at_once} at a time, in {count}")
-    return f" Timed: {'; '.join(told)}." if told else ""
+    if not told:
+        return ""
+    names = {name for call in calls for name in call.get("names", ())}
+    if sum(call["runs"] for call in calls) > len(names):
+        note = " Runs of these calls may have been replaced since."
+    else:
+        note = "" if names == set(here) else f" {len(names & set(here)):,} of these runs are on this page."
+    return f" Timed: {'; '.join(told)}.{note}"
 
 
 def vectors_of(results: Results) -> str:
@@ -96,6 +112,10 @@ def older_settings(results: Results) -> dict[str, list[str]]:
             data = {"train.precision": own["train"]["precision"]}
             if own["data"]["vectors"] is not None:
                 data["data.vectors"] = own["data"]["vectors"]
-            planned = config_of(study, record["variant"], record["seed"], data)
+            try:
+                planned = config_of(study, record["variant"], record["seed"], data)
+            except InputError as error:
+                where = f"{study}/{record['variant']}-{record['seed']}.json"
+                raise InputError(f"{where}: settings: {error}") from error
             found.setdefault(study, {}).update(dict.fromkeys(changed_settings(record, planned)))
     return {study: list(changed) for study, changed in found.items() if changed}

@@ -1,6 +1,6 @@
 """What the runs of a reproduction have left, by study, variant and seed."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,21 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from datransformer.data.errors import InputError
-from datransformer.experiments.beyond import FROM_ZERO
+from datransformer.data.forms import check_form
+from datransformer.experiments.beyond import BEYOND, FROM_ZERO, GONE_BEYOND
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.reproduce import CALLS
-from datransformer.experiments.runs import RESULTS, Record, reported, without_seed
-from datransformer.experiments.studies import STUDIES, VARIANTS
-from datransformer.report.forms import check_form
+from datransformer.experiments.reproduce import CALLED, CALLS
+from datransformer.experiments.runs import DISTANCES, RESULTS, SETTINGS, Record, reported, without_seed
+from datransformer.experiments.search import SEARCH, SEARCHED
+from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS
 from datransformer.report.statistics import RESAMPLED, Floats, Items
 from datransformer.train.run import RESULT, read_json
 from datransformer.train.tasks import CLASS_METRICS, RATING_METRICS
 
-SEARCH, BEYOND = "search.json", "beyond.json"  # beside the folders of the studies, where there are any
+OWN = ("settings.model.attention", "settings.model.attention_options")  # settings of a method
 PER_MILLE = 1000  # the unit in which a record keeps what each item came to
 ABOUT = {"study": str, "variant": str, "seed": int, "failed?": str}
-DISTANCES = {str: {"distance_weight": [float], "distance_shift": [float]}}  # w and v by level
 FINISHED = {
     "metrics": {"dev": dict, "test?": dict},
     "examples": {str: int},
@@ -30,7 +30,8 @@ FINISHED = {
     "device": str,
     "wall_seconds": float,
     "steps?": int,
-    "settings?": {"model?": {"attention_options?": dict}, "data?": dict, "train?": dict},
+    "settings?": SETTINGS,
+    "data_fingerprint?": str,
     "vector_width?": int,
     "mean_length?": float,
     "distances?": DISTANCES,
@@ -38,40 +39,6 @@ FINISHED = {
     "without_distances?": {str: float},
     "items?": {str: [float]},
     "maps?": {"tokens": [str], "levels": {str: [[[float]]]}},
-}
-SEARCHED = {
-    "note": str,
-    "trials": [
-        {
-            "round": str,
-            "study": str,
-            "variant": str,
-            "settings": dict,
-            "seed": int,
-            "dev": dict,
-            "commit?": str,
-            "device?": str,
-        }
-    ],
-    "chosen": dict,
-}
-CALLED = {"calls": [{"runs": int, "seconds": float, "device?": str}]}
-GONE_BEYOND = {
-    "note": str,
-    "settings?": {str: dict},
-    "rows": [
-        {
-            "study": str,
-            "option": str,
-            "seed": int,
-            "dev?": dict,
-            "test?": dict,
-            "entropy?": float,
-            "distances?": DISTANCES,
-            "commit?": str,
-            "device?": str,
-        }
-    ],
 }
 
 
@@ -187,6 +154,9 @@ def read_results(folder: Path) -> Results:
             known, there = first.setdefault((record["study"], key), (value, path))
             if known != value:
                 raise InputError(f"{path}: {key}: not as in {there}, expected the same in all runs of a study")
+        run = record["study"], f"{record['variant']}, seed {record['seed']}"
+        if (there := first.setdefault(run, (None, path))[1]) != path:
+            raise InputError(f"{path}: {run[1]}: is in {there} too, expected one record a run")
     checks = (_check_search, _check_beyond, _check_calls)
     search, beyond, calls = (
         _read_checked(path, check) if path.is_file() else None for path, check in zip(beside, checks, strict=True)
@@ -222,6 +192,10 @@ def _check_record(record: Record) -> None:
     if "failed" in record:
         return
     check_form("", record, FINISHED)
+    if record.get("commit") is not None:  # which is not known where the code is not in a repository
+        check_form("commit", record["commit"], str)
+    if record["seed"] < 0:
+        raise InputError(f"seed: got {record['seed']}, expected 0 or more")
     study = STUDIES[record["study"]]
     check_form("metrics", reported(record), dict.fromkeys(study.metrics, float))
     check_form("metrics.dev", record["metrics"]["dev"], {f"{name}?": float for name in study.metrics})
@@ -289,9 +263,9 @@ def _check_beyond(values: Record) -> None:
 def _check_calls(values: Record) -> None:
     check_form("", values, CALLED)
     for number, call in enumerate(values["calls"]):
-        for key in ("runs", "seconds"):
-            if call[key] < 0:
-                raise InputError(f"calls[{number}].{key}: got {call[key]}, expected 0 or more")
+        for key, least in {"runs": 0, "seconds": 0, "together": 1, "processes": 1}.items():
+            if call.get(key, least) < least:
+                raise InputError(f"calls[{number}].{key}: got {call[key]}, expected {least} or more")
 
 
 def _check_rows(name: str, rows: list[Record]) -> None:
@@ -308,8 +282,11 @@ def _counts(levels: Record) -> dict[str, int]:
 
 
 def _common(record: Record) -> dict[str, Any]:
-    """What has to be the same in all runs of a study: what is right, and how many items, levels and heads there are."""
+    """What has to be the same in all runs of a study: data, settings but for the method's own, items, levels, heads."""
     common: dict[str, Any] = {"truth": record["truth"]} if "answers" in record else {}
+    common |= {key: record[key] for key in ("caveat", "examples", "data_fingerprint") if key in record}
+    if record["variant"] != LINEAR and "settings" in record:
+        common |= _flat("settings", without_seed(record["settings"]))
     if record["variant"] == OURS and record.get("distances"):
         common["settings.model.attention_options"] = _options(record)
     for key in ("distances", "heads"):
@@ -318,3 +295,13 @@ def _common(record: Record) -> dict[str, Any]:
     if "items" in record:
         common["items"] = {metric: len(numbers) for metric, numbers in record["items"].items()}
     return common
+
+
+def _flat(prefix: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by their whole names, without those that a method may have for itself."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        place = f"{prefix}.{name}"
+        if place not in OWN:
+            flat |= _flat(place, value) if isinstance(value, dict) else {place: value}
+    return flat

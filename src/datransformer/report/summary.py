@@ -67,11 +67,13 @@ def _wins(results: Results, comparisons: Mapping[Key, Comparison], columns: Mapp
         study: test for study, one in columns.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
     }
     others = ", ".join(METHODS[name] for name in OTHERS)
-    chance = f"Were all {len(METHODS)} equally good, it would be ahead on one set-up in {len(METHODS)}."
+    known = {sum(bool(results.runs(study, name)) for name in METHODS) for study in rivals}
+    count = min(known, default=0)
+    chance = f" Were all {count} equally good, it would be ahead on one set-up in {count}." if len(known) == 1 else ""
     return [
         f"{METHODS[OURS]} against {whom}: {_won(tests, columns)}{note}"
         for whom, tests, note in (
-            (f"the best of the others ({others}), which is picked after the runs", rivals, f" {chance}"),
+            (f"the best of the others ({others}), which is picked after the runs", rivals, chance),
             (f"{METHODS[PLAIN]}, which has sinusoids", plain, ""),
         )
         if tests
