@@ -28,3 +28,18 @@ def test_runs_that_fail_have_no_time(sst: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(STUDIES, "sst", Study("SST", "sst", settings={**SMALL, "train.lr": 1e30, "train.clip": 0.0}))
     with pytest.raises(InputError, match=r"1 of 1 runs failed: .*NaN or Inf"):
         bench.bench_reproduce(sst, device="cpu", tell=lambda line: None)
+
+
+def test_what_cannot_be_timed_or_written_is_said_before(
+    sst: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, told in (
+        ([f"--data-dir={sst}", "--turns=0"], "--turns: got 0, expected 1 or more"),
+        ([f"--data-dir={sst}", f"--out={tmp_path}"], "expected a file to write to"),
+        ([f"--data-dir={tmp_path / 'nowhere'}"], "nowhere"),
+    ):
+        monkeypatch.setattr("sys.argv", ["bench_reproduce", "--device=cpu", *options])
+        with pytest.raises(SystemExit) as ended:
+            bench.main()
+        assert ended.value.code == 1
+        assert told in capsys.readouterr().err

@@ -74,6 +74,7 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     assert beyond.plan_options(sst, out, "cpu", studies=["ag"]) == []
     path = beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False))
     first = json.loads(path.read_text())
+    settings = first["settings"]
     assert all(len(level["distance_weight"]) == 2 for row in first["rows"] for level in row["distances"].values())
     assert [(row["option"], row["seed"]) for row in first["rows"]] == [
         *((option, seed) for seed in (0, 1) for option in options), ("log", 2)
@@ -90,6 +91,14 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     assert json.loads(nothing.read_text())["rows"] == []
     assert "nothing to run" in console.file.getvalue()  # type: ignore[attr-defined]
     assert [line.split(" | ")[0] for line in beyond_the_paper(Results({}), first)[-2:]] == ["| log", "| rate"]
+
+    del first["settings"]
+    path.write_text(json.dumps(first))
+    with pytest.raises(
+        InputError, match=r"beyond\.json: holds rows on sst of unknown settings; expected another --out"
+    ):
+        beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False))
+    path.write_text(json.dumps({**first, "settings": settings}))
 
     monkeypatch.setitem(studies.CHOICES, "train.lr", studies.Choice(1e-4, "a test"))
     with pytest.raises(InputError, match=r"beyond\.json: sst was tried with another train\.lr \(0\.0001, was 0\.001\)"):

@@ -117,6 +117,15 @@ def test_only_the_methods_that_were_asked_for_run(small: None, tmp_path: Path) -
     assert content(run(tmp_path))[:2] == content(records)  # the rest beside them
     with pytest.raises(InputError, match="--method: got 'bert', expected one of: "):
         run(tmp_path, methods=["bert"])
+    path = tmp_path / "results/probe/vanilla-0.json"
+    record = json.loads(path.read_text())
+    record["settings"]["train"]["lr"] = 0.5
+    path.write_text(json.dumps(record))
+    with pytest.raises(InputError, match=r"vanilla-0\.json: was made with another train\.lr"):
+        run(tmp_path, methods=[OURS])  # the page would be of both
+    path.write_text(json.dumps({**record, "settings": 3}))
+    with pytest.raises(InputError, match=r"vanilla-0\.json: settings: got 3, expected an object; it can be deleted"):
+        run(tmp_path, methods=[OURS])
     with pytest.raises(InputError, match="--method: got linear, which probe is not run with"):
         run(tmp_path, methods=[LINEAR])
 
@@ -364,8 +373,8 @@ def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypa
     receive = processes._Worker.receive
     lost: list[str] = []
 
-    def kill(worker: Any) -> Iterator[Any]:
-        yield from receive(worker)
+    def kill(worker: Any, others: Any) -> Iterator[Any]:
+        yield from receive(worker, others)
         if worker.held and not lost:
             lost.extend(planned.name for planned in worker.held)
             worker._process.kill()
@@ -376,6 +385,32 @@ def test_a_process_that_dies_takes_its_own_runs_with_it(tmp_path: Path, monkeypa
     assert [name for name, record in records.items() if "failed" in record] == lost
     assert "exit code -9" in records[lost[0]]["failed"]
     assert all((tmp_path / "results" / f"{name}.json").exists() for name in records)
+
+
+def test_a_process_goes_on_with_the_batches_that_it_has() -> None:
+    plan = [
+        planned
+        for seed in (0, 1)
+        for study in ("ag", "sst")
+        for planned in studies.plan_study(study, 2, {})
+        if planned.seed == seed and planned.variant in FEW
+    ]
+    workers = [object.__new__(processes._Worker) for _ in range(2)]
+    for worker in workers:
+        worker.queue, worker.groups = plan, []
+    first, second = workers
+
+    def next_of(worker: processes._Worker) -> str:
+        planned = worker._choose({group for other in workers if other is not worker for group in other.groups})
+        plan.remove(planned)
+        return planned.name
+
+    assert next_of(first) == f"ag/{FEW[0]}-0"
+    assert next_of(second) == f"sst/{FEW[0]}-0"  # not what the other is at
+    assert [next_of(first), next_of(first)] == [f"ag/{FEW[1]}-0", f"ag/{FEW[0]}-1"]
+    assert [next_of(first), next_of(first), next_of(first)] == [f"ag/{FEW[1]}-1", f"sst/{FEW[0]}-1", f"sst/{FEW[1]}-1"]
+    assert next_of(first) == f"sst/{FEW[1]}-0"  # rather than nothing
+    assert plan == []
 
 
 def die(*_: Any) -> None:

@@ -101,6 +101,29 @@ def test_it_ends_in_words(
         assert "\x1b" not in told
 
 
+def test_only_the_data_that_are_asked_for_are_needed(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = {"base": {}, "words": {"data.vector_words": True}}  # of vectors, which are not there
+    monkeypatch.setattr(search, "ROUNDS", {"first": search.Round(trials, {"sst": 1, "ag": 1}, ("vanilla",))})
+    plan = list(search.plan_round("first", data, tmp_path, "cpu", ["base"], ["sst"]))
+    assert [(trial, planned.study) for trial, planned in plan] == [("base", "sst")]
+
+
+def test_runs_that_fail_are_an_error(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "BASE", {**search.BASE, "train.lr": 1e30, "train.clip": 0.0})
+    with pytest.raises(InputError, match="4 of 8 runs failed, which the same command tries again"):
+        search.search(["first"], data, tmp_path, device="cpu", reporter=Reporter(enabled=False))
+    assert len(json.loads((tmp_path / search.SEARCH).read_text())["trials"]) == 4
+
+
+@pytest.mark.parametrize("trials", [[{}], [3]])
+def test_spoilt_trials_are_named(trials: list[Any], data: Path, tmp_path: Path) -> None:
+    (tmp_path / search.SEARCH).write_text(json.dumps({"trials": trials}))
+    with pytest.raises(InputError, match=r"search\.json: trials\[0\].*it can be deleted"):
+        search.search(["first"], data, tmp_path, device="cpu", reporter=Reporter(enabled=False))
+
+
 def test_a_file_that_holds_no_list_is_named(data: Path, tmp_path: Path) -> None:
     calls: dict[str, tuple[Any, ...]] = {search.SEARCH: (search.search, ["first"]), beyond.BEYOND: (beyond.go_beyond,)}
     for name, (call, *arguments) in calls.items():

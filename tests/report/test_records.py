@@ -81,6 +81,9 @@ def drop(name: str) -> Callable[[Record], None]:
         (put("maps", "levels", LEVEL, value=[[[1, 0], [0, "1"]]]), r"maps.*\[0\]\[1\]\[1\]: got '1', expected a "),
         (put("maps", "levels", LEVEL, value=[[[1, 0], [0, 1]]]), r"maps\..*: got lists of 1, 2"),
         (put("settings", "model", "attention_options", value={"mapping": "x"}), r"settings\.model\.attention.*'x'"),
+        (put("settings", "model", value=3), r"settings\.model: got 3, expected an object"),
+        (put("seed", value=-1), r"seed: got -1, expected 0 or more"),
+        (put("commit", value=["a"]), r"commit: got \['a'\], expected a text"),
     ],
 )  # fmt: skip
 def test_a_spoilt_record_is_named(spoil: Callable[[Record], None], message: str, tmp_path: Path) -> None:
@@ -123,14 +126,38 @@ def test_what_is_no_record_is_named(tmp_path: Path) -> None:
             put("settings", "model", "attention_options", value={"distance_weight_init": 2.0}),
             r"settings\.model\.attention_options: not as in",
         ),
+        (put("settings", "train", value={"lr": 0.5}), r"settings\.train\.lr: not as in"),
+        (put("caveat", value="others"), "caveat: not as in"),
+        (put("examples", value={"test": 4}), "examples: not as in"),
+        (put("data_fingerprint", value="b"), "data_fingerprint: not as in"),
     ],
 )
 def test_runs_that_do_not_go_together_are_named(spoil: Callable[[Record], None], message: str, tmp_path: Path) -> None:
-    first, second = (make_record(seed=seed, items={"auc": [1, 2]}) for seed in (0, 1))
+    first, second = (make_record(seed=seed, items={"auc": [1, 2]}, data_fingerprint="a") for seed in (0, 1))
     spoil(second)
     folder = write(tmp_path, first, second)
     with pytest.raises(InputError, match=rf"distance_aware-1\.json: {message} .*distance_aware-0\.json"):
         read_results(folder)
+
+
+def test_methods_have_settings_of_their_own(tmp_path: Path) -> None:
+    own = {"model": {"attention": "rpr", "attention_options": {}}, "train": {"seed": 3, "log_every": 7}}
+    folder = write(tmp_path, make_record(), make_record(variant="rpr", seed=3, settings=own, commit=None))
+    assert read_results(folder).studies == ["ag"]
+
+
+def test_there_is_one_record_of_a_run(tmp_path: Path) -> None:
+    folder = write(tmp_path, make_record())
+    (folder / "ag" / "more.json").write_text(json.dumps(make_record()))
+    message = r"more\.json: distance_aware, seed 0: is in .*distance_aware-0\.json too, expected one record a run"
+    with pytest.raises(InputError, match=message):
+        read_results(folder)
+
+
+def test_settings_that_cannot_be_are_named(tmp_path: Path) -> None:
+    record = make_record(settings={"train": {"precision": "half"}})
+    with pytest.raises(InputError, match=r"ag/distance_aware-0\.json: settings: .*precision: got 'half'"):
+        results_page(read_results(write(tmp_path, record)))
 
 
 def test_old_records_and_failed_ones_are_enough(tmp_path: Path) -> None:
@@ -176,11 +203,24 @@ def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
         (folder / name).write_text(json.dumps(values))
     results = read_results(folder)
     assert (results.search, results.beyond, {"calls": results.calls}) == tuple(good.values())
-    assert " Timed: 3 in 1.5 minutes, up to 1 at a time, in one call." in results_page(results)
+    told = " Timed: 3 in 1.5 minutes, up to 1 at a time, in one call."
+    assert f"{told} Runs of these calls may have been replaced since." in results_page(results)
+    for names, note in ((["distance_aware-0"], ""), (["distance_aware-0", "rpr-0"], " 1 of these runs are on this")):
+        results.calls = [{"runs": len(names), "seconds": 90.0, "names": [f"ag/{name}" for name in names]}]
+        assert f"Timed: {len(names)} in 1.5 minutes, up to 1 at a time, in one call.{note}" in results_page(results)
+        assert ("replaced since" in results_page(results)) == ("may" in note)
+    results.calls = good["calls.json"]["calls"]
     assert results.studies == ["ag"]
     for name, key, change, message in (
         ("search.json", "trials", {"study": "x"}, r"search\.json: trials\[0\]\.study: got 'x'"),
         ("calls.json", "calls", {"runs": -1}, r"calls\.json: calls\[0\]\.runs: got -1, expected 0 or more"),
+        (
+            "calls.json",
+            "calls",
+            {"processes": "<b>"},
+            r"calls\.json: calls\[0\]\.processes: got '<b>', expected a whole",
+        ),
+        ("calls.json", "calls", {"together": 0}, r"calls\.json: calls\[0\]\.together: got 0, expected 1 or more"),
         ("beyond.json", "rows", {"entropy": "1"}, r"beyond\.json: rows\[0\]\.entropy: got '1', expected a finite"),
         ("search.json", "trials", {"dev": {"auc": 1}}, r"search\.json: trials\[0\]\.dev\.accuracy: missing"),
         ("search.json", "trials", {"variant": "x"}, r"search\.json: trials\[0\]\.variant: got 'x'"),

@@ -488,14 +488,21 @@ def test_leads_that_could_be_seen_are_told_of_at_the_top() -> None:
 def test_what_a_page_is_made_of_is_told_at_its_end() -> None:
     about = [
         {"device": device, "commit": commit}
-        for device, commit in (("NVIDIA H200", "a" * 40), ("NVIDIA H200", "b" * 40), ("cpu", "b" * 40))
+        for device, commit in (("NVIDIA H200", "a" * 40), ("NVIDIA H200", "b" * 40 + "-dirty"), ("cpu", None))
     ]
     runs = [make_record("ag", OURS, seed, 0.9, **known) for seed, known in enumerate(about)]
     page = results_page(Results([*runs, make_record("ag", LINEAR, 0, 0.8, commit="c" * 40)]))
     assert (
         "3 networks, up to 3 seeds a method, on NVIDIA H200 (2), cpu (1) and 1 linear model on a CPU, made at commit "
-        "bbbbbbb (2), aaaaaaa (1)."
+        "aaaaaaa (1), bbbbbbb-dirty (1), unknown (1)."
     ) in page
+    assert "made at commit" not in results_page(make_results(GOOD))
+
+
+def test_what_chance_would_do_is_told_for_those_that_ran() -> None:
+    two = make_results({"vanilla": 0.8, OURS: 0.9}, "ag")
+    assert "Were all 2 equally good, it would be ahead on one set-up in 2." in results_page(two)
+    assert "equally good" not in results_page(merge(two, make_results(GOOD, "sst")))
 
 
 def test_what_knows_no_places_and_what_is_clearly_otherwise_is_told_at_once() -> None:

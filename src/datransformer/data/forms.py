@@ -5,8 +5,8 @@ from typing import Any
 
 from datransformer.data.errors import InputError
 
-# A type; ``float``, which any finite number is; ``[form]``, a list of such; ``{str: form}``, an object of such; or an
-# object with these keys at least, of which one that ends in ``?`` may be missing.
+# A type; ``float``, which any finite number is; ``(form,)``, such or null; ``[form]``, a list of such; ``{str: form}``,
+# an object of such; or an object with these keys at least, of which one that ends in ``?`` may be missing.
 Form = Any
 LARGEST = 1e100  # so that squares are finite too
 NAMES = {str: "a text", int: "a whole number", float: "a finite number", dict: "an object", list: "a list"}
@@ -23,6 +23,10 @@ def check_form(where: str, value: Any, form: Form) -> None:
     if isinstance(form, type):
         if not _is_a(value, form):
             raise InputError(f"{where}: got {reprlib.repr(value)}, expected {NAMES[form]}")
+        return
+    if isinstance(form, tuple):
+        if value is not None:
+            check_form(where, value, form[0])
         return
     check_form(where, value, type(form))
     if isinstance(form, list):

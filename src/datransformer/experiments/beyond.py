@@ -54,7 +54,7 @@ GONE_BEYOND = {
             "test?": dict,
             "entropy?": float,
             "distances?": DISTANCES,
-            "commit?": str,
+            "commit?": (str,),
             "device?": str,
         }
     ],

@@ -5,12 +5,13 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from datransformer.experiments.runs import (
+    PACKED,
     Place,
     Record,
     Shelf,
@@ -41,8 +42,9 @@ def process_count(device: str) -> int:
 def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator[tuple[Planned, Record]]:
     """Run in several processes; each with its record, which is on disk by then, as they end.
 
-    A process asks for a run whenever it has room for one. One that dies takes the runs that it was at with it, and
-    another takes its place. Linear models take no turns: they have processes of their own.
+    A process asks for a run whenever it has room for one, and gets one of the data and seed that it has already, as
+    long as there are such: they share their batches. One that dies takes the runs that it was at with it, and another
+    takes its place. Linear models take no turns: they have processes of their own.
     """
     linear = [planned for planned in todo if planned.variant == LINEAR]
     rest = [planned for planned in todo if planned.variant != LINEAR]
@@ -54,7 +56,8 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
             while busy := {worker.connection: worker for worker in workers if worker.busy}:
                 for connection in multiprocessing.connection.wait(list(busy), timeout=1):
                     worker = busy[connection]  # type: ignore[index]
-                    yield from worker.receive()
+                    others = {group for other in workers if other is not worker for group in other.groups}
+                    yield from worker.receive(others)
                     if not worker.busy and worker.queue:  # it died, or was stopped by somebody else
                         workers[workers.index(worker)] = _Worker(place, worker.queue)
                 if asked() and not stopping:
@@ -69,6 +72,14 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
     finally:
         for worker in workers:
             worker.close()
+
+
+Group = tuple[str, int]
+
+
+def _group(planned: Planned) -> Group:
+    """Study and seed: runs that have these in common have the same batches."""
+    return planned.study, planned.config.train.seed
 
 
 class _Worker:
@@ -89,15 +100,24 @@ class _Worker:
             self._process.start()
         theirs.close()  # or its end would not be noticed
         self.held: list[Planned] = []  # what it was given and has not told of yet
+        self.groups: list[Group] = []  # of the runs that it was given last, whose batches it keeps
         self.busy, self._told = True, False
 
-    def receive(self) -> Iterator[tuple[Planned, Record]]:
-        """What it has to tell: that it has room, that it is done, or that a run has ended."""
+    def receive(self, others: Collection[Group]) -> Iterator[tuple[Planned, Record]]:
+        """What it has to tell: that it has room, that it is done, or that a run has ended.
+
+        Args:
+            others: The groups that other processes are at.
+        """
         try:
             message = self.connection.recv()
-            if message == ROOM:
-                self.held += self.queue[:1]
-                self.connection.send(self.queue.pop(0) if self.queue else DONE)
+            if message == ROOM and self.queue:
+                planned = self._choose(others)
+                self.queue.remove(planned)
+                self.held.append(planned)
+                self.connection.send(planned)
+            elif message == ROOM:
+                self.connection.send(DONE)
             elif message == DONE:
                 self.busy = False
                 if not self._told:  # it ended of itself: what it was at is for another
@@ -120,6 +140,13 @@ class _Worker:
                 record = failed_record(planned, f"its process ended with exit code {self._process.exitcode}")
                 write_record(record_path(self._place.out, planned), record)
                 yield planned, record
+
+    def _choose(self, others: Collection[Group]) -> Planned:
+        """The next run: of its own groups if there is one, else of one that no other process is at."""
+        chosen = min(self.queue, key=lambda one: 0 if _group(one) in self.groups else 1 + (_group(one) in others))
+        group = _group(chosen)
+        self.groups = [*(one for one in self.groups if one != group), group][-PACKED:]
+        return chosen
 
     def stop(self) -> None:
         """Ask it to stop after the step that it is at; a linear model has no steps to go on from."""

@@ -104,11 +104,11 @@ def reproduce(
     for study in studies_of(tuple(groups)):
         found, caveat = find_data(study, data_dir, out / DATA, vectors)
         plan += plan_study(study, seeds, found, caveat, where)
-    for planned in plan:  # those of other methods too: one page is made of all
-        _read_finished(out, planned)
-    plan = [planned for planned in plan if not methods or planned.variant in methods]
+    every, plan = plan, [planned for planned in plan if not methods or planned.variant in methods]
     if not plan:
         raise InputError(f"--method: got {', '.join(methods)}, which {' and '.join(groups)} is not run with")
+    for planned in every:  # those of other methods too: one page is made of all
+        _read_finished(out, planned)
     plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
     with locked(out):
         return carry_out(plan, place, processes, reporter, began)

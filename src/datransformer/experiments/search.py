@@ -49,7 +49,7 @@ SEARCHED = {
             "settings": dict,
             "seed": int,
             "dev": dict,
-            "commit?": str,
+            "commit?": (str,),
             "device?": str,
         }
     ],

@@ -32,6 +32,7 @@ FINISHED = {
     "steps?": int,
     "settings?": SETTINGS,
     "data_fingerprint?": str,
+    "commit?": (str,),  # null where the code is in no repository
     "vector_width?": int,
     "mean_length?": float,
     "distances?": DISTANCES,
@@ -192,8 +193,6 @@ def _check_record(record: Record) -> None:
     if "failed" in record:
         return
     check_form("", record, FINISHED)
-    if record.get("commit") is not None:  # which is not known where the code is not in a repository
-        check_form("commit", record["commit"], str)
     if record["seed"] < 0:
         raise InputError(f"seed: got {record['seed']}, expected 0 or more")
     study = STUDIES[record["study"]]
