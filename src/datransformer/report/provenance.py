@@ -1,7 +1,8 @@
 """What runs a page is made of: how many, of which commits and settings, where, and how long they took."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 
 from datransformer.data.errors import InputError
 from datransformer.experiments.paper import RUNS
@@ -66,8 +67,8 @@ def _short(commit: str | None) -> str:
     return escaped(f"{name[:SHORT]}{dirty}")
 
 
-def _timed(calls: Sequence[Record], here: Collection[str]) -> str:
-    """How long calls took, by device, and how many of their runs are ``here``."""
+def _timed(calls: Sequence[Record], here: AbstractSet[str]) -> str:
+    """How long calls took, by device, and whether their runs are those that are ``here``."""
     told = []
     for device in dict.fromkeys(call.get("device") for call in calls):
         mine = [call for call in calls if call.get("device") == device]
@@ -79,11 +80,13 @@ def _timed(calls: Sequence[Record], here: Collection[str]) -> str:
     if not told:
         return ""
     names = {name for call in calls for name in call.get("names", ())}
-    if sum(call["runs"] for call in calls) > len(names):
-        note = " Runs of these calls may have been replaced since."
-    else:
-        note = "" if names == set(here) else f" {len(names & set(here)):,} of these runs are on this page."
-    return f" Timed: {'; '.join(told)}.{note}"
+    count = sum(call["runs"] for call in calls)
+    notes = {
+        "Some of these runs may have been replaced since.": count > len(names),
+        f"{len(names - here):,} of these runs are not on this page.": bool(names - here),
+        "The others were not timed.": len(here) > max(count - len(names - here), len(names & here)),
+    }
+    return " ".join([f" Timed: {'; '.join(told)}.", *(note for note, holds in notes.items() if holds)])
 
 
 def vectors_of(results: Results) -> str:
