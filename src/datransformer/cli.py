@@ -750,17 +750,12 @@ def reproduce(
     """
     from datransformer.experiments.reproduce import reproduce as run_studies
     from datransformer.experiments.runs import RESULTS
-    from datransformer.experiments.studies import VECTORS, find_vectors
+    from datransformer.experiments.studies import find_vectors
     from datransformer.report.results import write_results
     from datransformer.train.progress import Reporter
 
     reporter = Reporter()
     chosen = vectors or find_vectors(data_dir)
-    if chosen is None and data_dir is not None:
-        reporter.say(
-            f"{data_dir}: no word vectors found, expected one of: {', '.join(VECTORS)}; starting from random ones, "
-            f"which the paper does not. `datransformer data get glove.6B --out {data_dir}` downloads them"
-        )
     records = run_studies(
         what,
         out,

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from datransformer.data import readers
 from datransformer.data.errors import BadRows, InputError
-from datransformer.data.readers import FORMATS, Columns, read_rows
+from datransformer.data.readers import FORMATS, Columns, read_rows, tree_phrases
 
 PAIR = Columns(("text",), "other", "label")
 UNLABELLED = Columns(label=None)
@@ -572,6 +572,11 @@ class TestOriginals:
         ]
         assert bad_rows.counts == {"label '2' is left out": 1}
         assert bad_rows.first == {"label '2' is left out": f"{path}, row 2, column 'root': label '2' is left out"}
+
+    def test_phrases_of_a_tree(self) -> None:
+        assert tree_phrases("(3 (2 The) (4 (2 good) (3 film)))") == [
+            ("The", "2"), ("good", "2"), ("film", "3"), ("good film", "4"), ("The good film", "3"),
+        ]  # fmt: skip
 
     def test_trees_of_five_classes(self, write: Write) -> None:
         bad_rows = BadRows()

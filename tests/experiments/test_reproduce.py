@@ -25,7 +25,7 @@ from datransformer.ops.mapping import MAPPINGS
 from datransformer.report.records import read_results
 from datransformer.report.results import results_page, write_results
 from datransformer.train.errors import Interrupted
-from datransformer.train.fit import fit_stepwise
+from datransformer.train.fit import fit_stepwise, load_data
 from datransformer.train.progress import Reporter
 from datransformer.train.run import locked
 
@@ -159,6 +159,15 @@ def test_other_data_are_another_run(small: None, tmp_path: Path, monkeypatch: py
         run(tmp_path, seeds=1)
 
 
+def test_other_rows_are_other_data(small: None, tmp_path: Path) -> None:
+    run(tmp_path, seeds=1)
+    path = tmp_path / "results/probe/distance_aware-0.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data_fingerprint": "of before"}))
+    (tmp_path / "results/probe/vanilla-0.json").unlink()
+    with pytest.raises(InputError, match=r"distance_aware-0\.json: was made with other rows; expected another --out"):
+        run(tmp_path, seeds=1)
+
+
 def test_a_failure_is_reported_and_the_rest_runs(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(config: Any, *rest: Any, **options: Any) -> Any:
         if config.model.attention == "vanilla":
@@ -195,12 +204,46 @@ def test_what_was_stopped_goes_on(small: None, tmp_path: Path, monkeypatch: pyte
 def test_what_is_missing_comes_up_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--data-dir: got nothing"):
         reproduce.reproduce(["probe", "ag"], tmp_path, cache=tmp_path)
-    with pytest.raises(InputError, match=r"train_subset\.parquet"):
+    with pytest.raises(InputError, match=r"has nothing, expected train\.csv.*; `datransformer data get ag --out .*`"):
         reproduce.reproduce(["ag"], tmp_path, cache=tmp_path, data_dir=tmp_path)
     with pytest.raises(InputError, match="got 'imdb', expected one of: ag, "):
         reproduce.reproduce(["imdb"], tmp_path, cache=tmp_path)
     with pytest.raises(InputError, match="holds no result"):
         read_results(tmp_path)
+
+
+TREES = (
+    "(3 (2 a) (4 (3 fine) (2 film)))\n(1 (0 dull) (2 film))\n(2 (2 so) (2 so))\n(4 fine)\n",
+    "(3 fine)\n",
+    "(0 dull)\n",
+)
+
+
+def test_phrases_are_those_of_the_published_trees(tmp_path: Path) -> None:
+    for folder in (tmp_path / "here", tmp_path / "there" / "trees"):
+        folder.mkdir(parents=True)
+        for name, trees in zip(("train", "dev", "test"), TREES, strict=True):
+            (folder / f"{name}.txt").write_text(trees)
+    tables = pieces.read_sst_trees(tmp_path / "here")
+    assert [tuple(row.values()) for row in tables["train"].to_pylist()] == [
+        ("a fine film", "1"), ("dull film", "0"), ("fine", "1"), ("fine film", "1"), ("dull", "0"),
+    ]  # fmt: skip
+    assert tables["test"].to_pylist() == [{"text": "dull", "label": "0"}]
+    for study in studies.studies_of(("sst",)):
+        found, caveat = studies.find_data(study, tmp_path / "there", tmp_path / "out", None)
+        config = studies.plan_study(study, 1, found)[0].config
+        assert len(load_data(config, tmp_path / "cache").splits["train"]) == (3 if study == "sst" else 5)
+        assert caveat == studies.PUBLISHED
+    (tmp_path / "here" / "dev.txt").write_text("(3 fine)\n(3 fine\n")
+    with pytest.raises(InputError, match=r"dev\.txt, row 2: not a tree, .*data get sst --out"):
+        studies.find_data("sst_phrases", tmp_path / "here", tmp_path / "out", None)
+
+
+def test_parts_of_groups_can_be_asked_for() -> None:
+    assert studies.studies_of(("sst_phrases", "sst")) == ("sst_phrases", "sst")
+    assert studies.studies_of(("amazon", "amazon_rating")) == ("amazon", "amazon_rating")
+    with pytest.raises(InputError, match=r"got 'sts', expected one of: ag, .*, all; or a part: amazon_rating, sst_ph"):
+        studies.studies_of(("sts",))
 
 
 def test_the_linear_model_gets_the_same_words_and_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

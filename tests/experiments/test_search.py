@@ -97,7 +97,7 @@ def test_it_ends_in_words(
             module.main()
         assert ended.value.code == status
         told = capsys.readouterr().err
-        assert told.startswith(("no such folder", "stopped; go on"))
+        assert told.startswith(("no such folder", "stopped; the same command goes on"))
         assert "\x1b" not in told
 
 

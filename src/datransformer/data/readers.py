@@ -478,7 +478,22 @@ TREE_ESCAPES = {"-LRB-": "(", "-RRB-": ")"}
 
 def parse_tree(line: str, wanted: Sequence[str]) -> tuple[str | None, ...]:
     """The words and the root's class of a tree: ``(3 (2 The) (4 Rock))``, where each node has its class first."""
+    words, nodes = _read_tree(line)
+    values = {"tree": " ".join(words), "root": nodes[-1][2]}
+    return tuple(values[name] for name in wanted)
+
+
+def tree_phrases(line: str) -> list[tuple[str, str]]:
+    """The words and the class of every node of a tree, the root's last."""
+    words, nodes = _read_tree(line)
+    return [(" ".join(words[begin:end]), label) for begin, end, label in nodes]
+
+
+def _read_tree(line: str) -> tuple[list[str], list[tuple[int, int, str]]]:
+    """The words of a tree, and of each node where its words begin and end and its class, the root's last."""
     words: list[str] = []
+    open_nodes: list[tuple[int, str]] = []  # where the words of each begin, and its class
+    nodes: list[tuple[int, int, str]] = []
     depth, before = 0, ""
     tokens = TREE_TOKEN.findall(line)
     for position, token in enumerate(tokens):
@@ -488,9 +503,13 @@ def parse_tree(line: str, wanted: Sequence[str]) -> tuple[str | None, ...]:
         elif token == ")":  # noqa: S105
             fits = before in {"word", ")"} and depth > 0
             depth, before = depth - 1, token
+            if fits:
+                begin, label = open_nodes.pop()
+                nodes.append((begin, len(words), label))
         elif before == "(":
             fits = token in {"0", "1", "2", "3", "4"}
             before = "class"
+            open_nodes.append((len(words), token))
         else:
             fits = before == "class"
             words.append(TREE_ESCAPES.get(token, token).replace("\\/", "/").replace("\\*", "*"))
@@ -499,8 +518,7 @@ def parse_tree(line: str, wanted: Sequence[str]) -> tuple[str | None, ...]:
             break
     else:
         if depth == 0 and tokens:
-            values = {"tree": " ".join(words), "root": tokens[1]}
-            return tuple(values[name] for name in wanted)
+            return words, nodes
     raise RowError(
         "tree", "not a tree", "brackets in pairs, a class from 0 to 4 in each, and words, as (3 (2 a) (3 b))"
     )

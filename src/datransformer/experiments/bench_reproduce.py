@@ -116,11 +116,11 @@ def time_table(*results: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", type=Path, required=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder with the data sets and word vectors")
     parser.add_argument("--out", type=Path, help="JSON file for all numbers")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--turns", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=1, help="how often it is timed; the median counts")
     arguments = vars(parser.parse_args())
     with ending_in_words():
         result = bench_reproduce(**arguments, tell=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201

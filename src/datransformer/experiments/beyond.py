@@ -210,11 +210,17 @@ def _settle(
 
 def main() -> None:
     """Try all options."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--option", action="append", default=[], choices=[*OPTIONS, PLAIN])
-    parser.add_argument("--study", action="append", default=[], choices=list(SEEDS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder with the data sets and word vectors")
+    parser.add_argument("--out", type=Path, required=True, help="folder for runs and beyond.json")
+    options = "; ".join(f'"{name}"' for name in [*OPTIONS, PLAIN])
+    parser.add_argument(
+        "--option", action="append", default=[], choices=[*OPTIONS, PLAIN], metavar="NAME",
+        help=f"this option alone; may be repeated. All if none is named: {options}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--study", action="append", default=[], choices=list(SEEDS), help="this data set alone; may be repeated"
+    )
     arguments = parser.parse_args()
     with ending_in_words(), locked(arguments.out):
         path = go_beyond(

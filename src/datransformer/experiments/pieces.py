@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datransformer.data.datasets import MIND_FILES
+from datransformer.data.datasets import MIND_FILES, SST_FILES, locate, under
 from datransformer.data.errors import InputError
+from datransformer.data.readers import RowError, numbered_lines, tree_phrases
 from datransformer.data.store import atomic_path
 
 SEED = 2021  # of every split that is drawn here
 SPLITS = ("train", "dev", "test")
+NEUTRAL = "2"  # of the classes of a tree, 0 to 4
 AMAZON_HELD_OUT = 5_000  # reviews for dev, and as many for test, as in the paper
 DEV_DAY = "11/14/2019"  # the last day of the training impressions; the paper too holds out the last day
 MIND_NEWS = ("news_small_train", "news_dev_extra")
@@ -74,6 +76,29 @@ def read_sst_phrases(folder: Path) -> Tables:
     phrases = _as_texts(phrases.append_column("label2", sign), ("text",), "label2")
     known = pc.is_in(phrases["text"], value_set=tables["train"]["text"].combine_chunks())
     return {**tables, "train": pa.concat_tables([tables["train"], phrases.filter(pc.invert(known))])}
+
+
+def read_sst_trees(folder: Path) -> Tables:
+    """As `read_sst_phrases`, from the trees as they are published."""
+    sentences: dict[str, list[tuple[str, str]]] = {}
+    phrases: dict[str, str] = {}
+    for split, path in zip(SPLITS, locate(folder, under("trees", SST_FILES)), strict=True):
+        sentences[split] = []
+        for number, line in numbered_lines(path):
+            try:
+                *nodes, root = tree_phrases(line.decode())
+            except (RowError, UnicodeDecodeError):
+                raise InputError(f"{path}, row {number}: not a tree, expected one as (3 (2 a) (3 b))") from None
+            sentences[split].append(root)
+            if split == "train":
+                phrases.update(nodes)
+    known = {text for text, label in sentences["train"] if label != NEUTRAL}
+    sentences["train"] += [(text, label) for text, label in phrases.items() if text not in known]
+    return {
+        split: pa.table({name: [row[at] for row in signed] for at, name in enumerate(("text", "label"))})
+        for split, rows in sentences.items()
+        for signed in [[(text, str(int(label > NEUTRAL))) for text, label in rows if label != NEUTRAL]]
+    }
 
 
 def read_snli(folder: Path, keep: tuple[str, ...] | None = None) -> Tables:
@@ -141,6 +166,10 @@ PIECES: dict[str, Pieces] = {
 }  # fmt: skip
 
 
+# Data sets that are made of files which are published as something else.
+MADE: dict[str, Callable[[Path], Tables]] = {"sst_phrases": read_sst_trees}
+
+
 def has_pieces(name: str, folder: Path) -> bool:
     """Whether ``folder`` holds the parts of a data set."""
     return name in PIECES and all((folder / file).is_file() for file in PIECES[name].files)
@@ -158,6 +187,12 @@ def write_pieces(name: str, folder: Path, out: Path) -> Mapping[str, Path]:
     if name == "mind":
         news = all_news(folder / "mind")
         return {split: write_mind(out / split, news, table) for split, table in tables.items()}
+    return write_tables(tables, out)
+
+
+def write_tables(tables: Tables, out: Path) -> Mapping[str, Path]:
+    """A file for each split."""
+    out.mkdir(parents=True, exist_ok=True)
     paths = {}
     for split, table in tables.items():
         paths[split] = out / f"{split}.parquet"

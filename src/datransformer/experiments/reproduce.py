@@ -18,6 +18,7 @@ from datransformer.experiments.paper import RUNS as SEEDS
 from datransformer.experiments.processes import STOPPED, process_count, share_out
 from datransformer.experiments.runs import (
     RESULTS,
+    RUNS,
     Place,
     Record,
     Shelf,
@@ -29,12 +30,21 @@ from datransformer.experiments.runs import (
     run_all,
     write_record,
 )
-from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS, Planned, find_data, plan_study, studies_of
+from datransformer.experiments.studies import (
+    LINEAR,
+    STUDIES,
+    VARIANTS,
+    VECTORS,
+    Planned,
+    find_data,
+    plan_study,
+    studies_of,
+)
 from datransformer.ops.checks import check_positive_int
 from datransformer.train.errors import Interrupted
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
-from datransformer.train.run import locked
+from datransformer.train.run import CONFIG, locked
 
 DATA, CALLS = "data", "calls.json"
 CALLED = {
@@ -74,7 +84,7 @@ def reproduce(
     not keep the others from running.
 
     Args:
-        groups: Keys of `GROUPS`, or ``all``.
+        groups: Keys of `GROUPS` or of `STUDIES`, or ``all``.
         out: Folder for runs, results and data brought into form.
         cache: Folder for encoded data.
         data_dir: Folder with the data.
@@ -107,8 +117,12 @@ def reproduce(
     every, plan = plan, [planned for planned in plan if not methods or planned.variant in methods]
     if not plan:
         raise InputError(f"--method: got {', '.join(methods)}, which {' and '.join(groups)} is not run with")
-    for planned in every:  # those of other methods too: one page is made of all
-        _read_finished(out, planned)
+    _check_finished(every, place)  # those of other methods too: one page is made of all
+    if vectors is None and data_dir is not None:
+        reporter.say(
+            f"{data_dir}: no word vectors found, expected one of: {', '.join(VECTORS)}; starting from random ones, "
+            f"which the paper does not. `datransformer data get glove.6B --out {data_dir}` downloads them"
+        )
     plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
     with locked(out):
         return carry_out(plan, place, processes, reporter, began)
@@ -121,8 +135,10 @@ def carry_out(plan: Sequence[Planned], place: Place, processes: int, reporter: R
     calls = read_form(out / RESULTS / CALLS, {"calls": []}, CALLED)["calls"]
     records = {planned.name: _read_finished(out, planned) for planned in plan}
     todo = [planned for planned in plan if records[planned.name] is None]
+    begun = sum((out / RUNS / planned.name / CONFIG).exists() for planned in todo)
+    goes_on = f" and {begun} begun" if begun else ""
     reporter.say(
-        f"{len(plan)} runs, {len(plan) - len(todo)} of them done; {together} at a time in "
+        f"{len(plan)} runs, {len(plan) - len(todo)} of them done{goes_on}; {together} at a time in "
         f"{processes} {'process' if processes == 1 else 'processes'}. Ctrl-C stops, the same command goes on"
     )
     with Board(plan, reporter, together, processes) as board:
@@ -166,6 +182,19 @@ def _run_twice(
         else:
             yield planned, record
     yield from run(again, replace(place, together=1), 1)
+
+
+def _check_finished(plan: Sequence[Planned], place: Place) -> None:
+    """Raise if runs that are done had other settings or data than are planned now."""
+    shelf, looked_at = Shelf(), set()
+    for planned in plan:
+        record = _read_finished(place.out, planned)
+        if record is None or planned.study in looked_at or "data_fingerprint" not in record:
+            continue
+        looked_at.add(planned.study)
+        if shelf.load(planned.config, place.cache).fingerprint != record["data_fingerprint"]:
+            path = record_path(place.out, planned)
+            raise InputError(f"{path}: was made with other rows; expected another --out, or the data as they were then")
 
 
 def _read_finished(out: Path, planned: Planned) -> Record | None:

@@ -18,7 +18,7 @@ from typing import Any
 from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.processes import process_count, share_out
+from datransformer.experiments.processes import STOPPED, process_count, share_out
 from datransformer.experiments.reproduce import DATA, LANES
 from datransformer.experiments.runs import Place, Record, Shelf, read_form, run_all
 from datransformer.experiments.studies import (
@@ -347,23 +347,33 @@ def ending_in_words() -> Iterator[None]:
     """Let a script that is stopped, or given what it cannot use, end in a line and not in a traceback."""
     try:
         yield
-    except (InputError, Interrupted) as error:
+    except InputError as error:
         print(printable(str(error)), file=sys.stderr)  # noqa: T201
-        sys.exit(130 if isinstance(error, Interrupted) else 1)
+        sys.exit(1)
+    except Interrupted:
+        print(STOPPED, file=sys.stderr)  # noqa: T201
+        sys.exit(130)
 
 
 def main() -> None:
     """Run the rounds that are named, all if none is."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    rounds = "; ".join(f'"{name}"' for name in ROUNDS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, required=True, help="folder with the data sets and word vectors")
+    parser.add_argument("--out", type=Path, required=True, help="folder for runs and search.json")
     every = {trial: None for one in ROUNDS.values() for trial in one.trials}
-    parser.add_argument("--trial", action="append", default=[], choices=list(every), metavar="NAME")
-    parser.add_argument("--study", action="append", default=[], choices=list(STUDIES), metavar="NAME")
-    parser.add_argument("rounds", nargs="*", help=f"of: {', '.join(ROUNDS)}")
+    parser.add_argument(
+        "--trial", action="append", default=[], choices=list(every), metavar="NAME",
+        help="this trial alone, as \"base\"; may be repeated. A name that is none is answered with all",
+    )  # fmt: skip
+    parser.add_argument(
+        "--study", action="append", default=[], choices=list(STUDIES), metavar="NAME",
+        help=f"this data set alone, one of {', '.join(STUDIES)}; may be repeated",
+    )  # fmt: skip
+    parser.add_argument("rounds", nargs="*", help=f"all if none is named: {rounds}")
     arguments = parser.parse_args()
     if odd := set(arguments.rounds) - set(ROUNDS):
-        parser.error(f"rounds: got {odd.pop()!r}, expected some of: {', '.join(ROUNDS)}")
+        parser.error(f"rounds: got {odd.pop()!r}, expected some of: {rounds}")
     with ending_in_words(), locked(arguments.out):
         path = search(
             arguments.rounds or list(ROUNDS),

@@ -9,7 +9,7 @@ from typing import Any
 from datransformer.data.datasets import DATASETS
 from datransformer.data.errors import InputError
 from datransformer.experiments.paper import METHODS, OURS
-from datransformer.experiments.pieces import PIECES, has_pieces, write_pieces
+from datransformer.experiments.pieces import MADE, PIECES, SPLITS, has_pieces, write_pieces, write_tables
 from datransformer.nn.mixers import MIXERS
 from datransformer.ops.adjust import ADJUSTMENTS
 from datransformer.ops.mapping import MAPPINGS
@@ -78,6 +78,7 @@ DEFAULTS: dict[str, Choice] = {
     ),
 }
 
+PUBLISHED = "the published files"
 # Where word vectors are looked for in a folder of data; of several in an archive the largest are read.
 VECTORS = ("glove.6B.300d.txt", "glove.6B.zip", "glove/glove.6B.300d.txt", "glove/vectors.f16.npy")
 # What choices come to where there are no word vectors.
@@ -258,9 +259,10 @@ def studies_of(groups: tuple[str, ...]) -> tuple[str, ...]:
     """The studies that a person asked for."""
     chosen = tuple(name for name in GROUPS if name != "probe") if ALL in groups else groups
     for name in chosen:
-        if name not in GROUPS:
-            raise InputError(f"got {name!r}, expected one of: {', '.join([*GROUPS, ALL])}")
-    return tuple(dict.fromkeys(study for name in chosen for study in GROUPS[name]))
+        if name not in GROUPS and name not in STUDIES:
+            parts = ", ".join(study for study in STUDIES if study not in GROUPS)
+            raise InputError(f"got {name!r}, expected one of: {', '.join([*GROUPS, ALL])}; or a part: {parts}")
+    return tuple(dict.fromkeys(study for name in chosen for study in GROUPS.get(name, (name,))))
 
 
 def plan_study(study: str, seeds: int, data: Settings, caveat: str = "", device: str = "cpu") -> list[Planned]:
@@ -322,15 +324,22 @@ def find_data(study: str, folder: Path | None, out: Path, vectors: Path | None) 
         raise InputError(f"--data-dir: got nothing, expected the folder that holds the data: {study} needs it")
     words: Settings = {} if vectors is None else {"data.vectors": str(vectors.resolve())}
     if has_pieces(name, folder):
-        paths = {split: str(path.resolve()) for split, path in write_pieces(name, folder, out / name).items()}
-        files = {"files.train": [paths["train"]], "files.dev": paths["dev"], "files.test": paths["test"]}
-        return {**files, **words}, PIECES[name].caveat
+        return {**_as_files(write_pieces(name, folder, out / name)), **words}, PIECES[name].caveat
     try:
+        if name in MADE:
+            return {**_as_files(write_tables(MADE[name](folder), out / name)), **words}, PUBLISHED
         DATASETS[name].find(folder)
-    except (InputError, KeyError) as error:
-        known = f"{error}; or" if isinstance(error, InputError) else f"{folder}: expected"
-        raise InputError(f"{known} {', '.join(PIECES[name].files)}") from error
-    return {"files.dataset": name, "files.data_dir": str(folder.resolve()), **words}, "the published files"
+    except InputError as error:
+        known = {"snli2": "snli", "sst_phrases": "sst"}.get(name, name)  # what `data get` calls it
+        told = f"`datransformer data get {known} --out {folder}` downloads it, or says where it is to be had"
+        raise InputError(f"{error}; {told}") from error
+    return {"files.dataset": name, "files.data_dir": str(folder.resolve()), **words}, PUBLISHED
+
+
+def _as_files(paths: Mapping[str, Path]) -> Settings:
+    """The settings that name the files of the splits."""
+    train, dev, test = (str(paths[split].resolve()) for split in SPLITS)
+    return {"files.train": [train], "files.dev": dev, "files.test": test}
 
 
 def find_vectors(folder: Path | None) -> Path | None:
