@@ -213,7 +213,7 @@ def test_what_is_missing_comes_up_before_anything_is_trained(tmp_path: Path) -> 
 
 
 TREES = (
-    "(3 (2 a) (4 (3 fine) (2 film)))\n(1 (0 dull) (2 film))\n(2 (2 so) (2 so))\n(4 fine)\n",
+    "(3 (2 a) (4 (3 fine) (2 film)))\n(1 (0 dull) (2 film))\n(2 (2 so) (2 so))\n(4 fine)\n(0 bad)\n",
     "(3 fine)\n",
     "(0 dull)\n",
 )
@@ -226,13 +226,13 @@ def test_phrases_are_those_of_the_published_trees(tmp_path: Path) -> None:
             (folder / f"{name}.txt").write_text(trees)
     tables = pieces.read_sst_trees(tmp_path / "here")
     assert [tuple(row.values()) for row in tables["train"].to_pylist()] == [
-        ("a fine film", "1"), ("dull film", "0"), ("fine", "1"), ("fine film", "1"), ("dull", "0"),
+        ("a fine film", "1"), ("dull film", "0"), ("fine", "1"), ("bad", "0"), ("fine film", "1"), ("dull", "0"),
     ]  # fmt: skip
     assert tables["test"].to_pylist() == [{"text": "dull", "label": "0"}]
     for study in studies.studies_of(("sst",)):
         found, caveat = studies.find_data(study, tmp_path / "there", tmp_path / "out", None)
         config = studies.plan_study(study, 1, found)[0].config
-        assert len(load_data(config, tmp_path / "cache").splits["train"]) == (3 if study == "sst" else 5)
+        assert len(load_data(config, tmp_path / "cache").splits["train"]) == (4 if study == "sst" else 6)
         assert caveat == studies.PUBLISHED
     (tmp_path / "here" / "dev.txt").write_text("(3 fine)\n(3 fine\n")
     with pytest.raises(InputError, match=r"dev\.txt, row 2: not a tree, .*data get sst --out"):

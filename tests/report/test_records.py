@@ -204,14 +204,14 @@ def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
     results = read_results(folder)
     assert (results.search, results.beyond, {"calls": results.calls}) == tuple(good.values())
     told = " Timed: 3 in 1.5 minutes, up to 1 at a time, in one call."
-    unsure = " Some of these runs may have been replaced since. **"
+    unsure = " Some of these runs may have been replaced since. All methods"
     assert f"{told}{unsure}" in results_page(results)
     for names, note in (
         (["distance_aware-0"], ""),
         (["rpr-0"], " 1 of these runs are not on this page. The others were not timed."),
     ):
         results.calls = [{"runs": 1, "seconds": 90.0, "names": [f"ag/{name}" for name in names]}]
-        assert f"Timed: 1 in 1.5 minutes, up to 1 at a time, in one call.{note} **" in results_page(results)
+        assert f"Timed: 1 in 1.5 minutes, up to 1 at a time, in one call.{note} All methods" in results_page(results)
     results.calls = good["calls.json"]["calls"]
     assert results.studies == ["ag"]
     for name, key, change, message in (

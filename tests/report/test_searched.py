@@ -111,7 +111,7 @@ def test_options_against_plain_ours() -> None:
     # Of 0.7, 0.7 and 0.9: a seed counts once. t = (0.8 / 3) / √(0.04 / 9) = 4 with 2 degrees of freedom.
     assert line == r"| two\|layers | -0.267 (p = 0.057, 2 and 3) |"
     page = results_page(Results(plain("ag", 0.8), beyond=beyond))
-    assert " Of what was tried beyond the paper, on dev: clearly better: none; clearly worse: none." in page
+    assert " Tried beyond the paper, on dev: clearly better: none; clearly worse: none." in page
     assert "## Beyond the paper" in page
     assert "## What was searched" not in page
 

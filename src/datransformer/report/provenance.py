@@ -30,11 +30,12 @@ def provenance(results: Results) -> str:
     planned = sum(len(plan_study(study, seeds, {})) for study in results.studies)
     missing = planned - len(records)
     most = "one seed" if seeds == 1 else f"{seeds} seeds"
-    part = f" **{missing:,} of the {planned:,} runs that {most} take are missing.**" if missing > 0 else ""
+    part = f" All methods with {most} take {planned:,} runs, of which {missing:,} are not there." if missing > 0 else ""
     if seeds < RUNS:
         part += f" The paper has {RUNS} seeds a method; with one there are neither tests nor intervals."
+    count = f"{len(networks):,} network{'' if len(networks) == 1 else 's'}"
     return (
-        f"{len(networks):,} networks, up to {most} a method, on {where or 'nothing'}{beside}{made}.{took}{part} "
+        f"{count}, up to {most} a method, on {where or 'nothing'}{beside}{made}.{took}{part} "
         "`datransformer reproduce` made them, and `datransformer report` made this page of what they left."
     )
 

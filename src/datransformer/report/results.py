@@ -27,7 +27,7 @@ from datransformer.report.reasons import reasons
 from datransformer.report.records import Results, read_results
 from datransformer.report.searched import beyond_the_paper, searched
 from datransformer.report.statistics import Comparison, ranked
-from datransformer.report.summary import ABOUT, CONTROLS, at_a_glance, in_short
+from datransformer.report.summary import ABOUT, CONTROLS, at_a_glance, data_of, headline, in_short
 from datransformer.report.tables import Column, Row, columns_of, escaped, results_table, shown_p, word_table
 from datransformer.report.verdicts import (
     VERDICTS,
@@ -103,8 +103,11 @@ def results_page(results: Results, images: str = IMAGES) -> str:
         "",
         ABOUT,
         "",
-        *in_short(results, comparisons, verdicts),
+        *headline(results, comparisons, verdicts),
         *at_a_glance(results),
+        *in_short(results, comparisons),
+        "",
+        *data_of(results),
         "",
         "## What holds and what does not",
         "",
@@ -250,7 +253,7 @@ def _spread(results: Results, study: str, variant: str, name: str) -> str:
 def _choices(results: Results) -> list[str]:
     rows = [[f"`{name}`", f"{choice.value}", "all", choice.why] for name, choice in CHOICES.items()]
     own: dict[tuple[str, str, str], list[str]] = {}
-    for study in STUDIES.values():
+    for study in (STUDIES[name] for name in results.studies):
         for name, choice in study.choices.items():
             own.setdefault((f"`{name}`", f"{choice.value}", choice.why), []).append(study.title)
         for name in CHOICES.keys() & study.settings.keys():

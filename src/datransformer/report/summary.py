@@ -29,13 +29,12 @@ ABOUT = (
     "through f(x; v) = (1 + eᵛ) / (1 + eᵛ⁻ˣ), and what comes out multiplies ReLU(QKᵀ)/√d before the softmax: a head "
     "with w < 0 looks near, one with w > 0 looks far."
 )
-TERMS = (
-    "A set-up is a data set in one reading. Where the paper leaves open how it was used, each way was run: SNLI with 3 "
-    "and with 2 classes, both texts of a pair in one sequence (joint) or each by itself (siamese); SST with and "
-    "without the phrases of its training trees; Amazon with its stars as classes and as numbers. Clear, on all of this "
-    f"page, is p < {SIGNIFICANT} in Welch's t-test over runs; in these lines it is not corrected for how many tests "
-    "there are."
-)
+WAYS = {  # in which a data set was used, by the study that has the last of them
+    "snli2_siamese": "SNLI with 3 and with 2 classes, both texts of a pair in one sequence (joint) or each by itself "
+    "(siamese)",
+    "sst_phrases": "SST with and without the phrases of its training trees",
+    "amazon_rating": "Amazon with its stars as classes and as numbers, of which the paper prints no table",
+}
 SAME_FOR_ALL = (
     "All methods have the same settings. Those that the paper leaves open were searched on dev sets, in runs that had "
     "no test set, with Transformer and DA-Transformer alone: what the other methods could gain by a search of their "
@@ -44,11 +43,31 @@ SAME_FOR_ALL = (
 CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
 
 
-def in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts: Sequence[Verdict]) -> list[str]:
+def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: Sequence[Verdict]) -> list[str]:
+    """All of it in a few sentences."""
+    failed = [one for one in verdicts if one.verdict == FAILED]
+    other = sum(one.contradicted for one in failed)
+    held, untested = (sum(one.verdict == kind for one in verdicts) for kind in (HELD, UNTESTED))
+    told = [
+        f"Of the paper's {len(verdicts)} claims {held} are {HELD}, {len(failed)} are {FAILED} ({other} {CONTRADICTED}, "
+        f"{len(failed) - other} {NOISE}), and {untested} are {UNTESTED}."
+        if untested < len(verdicts)
+        else f"None of the paper's {len(verdicts)} claims can be tested with these runs."
+    ]
+    columns = {study: columns_of(STUDIES[study])[0] for study in results.studies}
+    for whom, tests in _rivals(results, comparisons, columns).items():
+        ahead, behind = (len(_clear(tests, columns, sign)) for sign in (1, -1))
+        told.append(
+            f"{METHODS[OURS]} is clearly ahead of {whom} on {ahead}, and clearly behind on {behind}, of {len(tests)} "
+            f"{_set_ups(len(tests))}."
+        )
+    return [f"**{' '.join(told)}**", ""]
+
+
+def in_short(results: Results, comparisons: Mapping[Key, Comparison]) -> list[str]:
     """What a reader in a hurry should take home."""
     first = {study: columns_of(STUDIES[study])[0] for study in results.studies}
     answers = {
-        "Do the paper's claims hold?": _counted(verdicts),
         "Does it win?": _wins(results, comparisons, first),
         "By as much as in the paper?": _held_against_paper(results, first),
         "Can these runs tell?": _could_be_seen(results, first),
@@ -56,40 +75,42 @@ def in_short(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
         "Why?": _why(results),
         "How far can this be trusted?": _trust(results),
     }
-    return [TERMS, "", *(f"- **{question}** {' '.join(told)}" for question, told in answers.items() if told), ""]
+    return [_terms(results), "", *(f"- **{question}** {' '.join(told)}" for question, told in answers.items() if told)]
+
+
+def _terms(results: Results) -> str:
+    ways = [way for study, way in WAYS.items() if study in results.studies]
+    each = f" Where the paper leaves open how, each way was run: {'; '.join(ways)}." if ways else ""
+    return (
+        f"A set-up is a data set used in one way.{each} Clear, on all of this page, is p < {SIGNIFICANT} in Welch's "
+        "t-test over runs; here it is not corrected for how many tests there are."
+    )
+
+
+def _rivals(
+    results: Results, comparisons: Mapping[Key, Comparison], columns: Mapping[str, Column]
+) -> dict[str, dict[str, Significance]]:
+    """Tests of ours by study, against the best of the others and against the plain Transformer."""
+    best = {study: comparisons[study, one.name].welch for study, one in columns.items()
+            if (study, one.name) in comparisons}  # fmt: skip
+    plain = {
+        study: test for study, one in columns.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
+    }
+    found = {"the best of the paper's other methods": best, f"the plain {METHODS[PLAIN]}": plain}
+    return {whom: tests for whom, tests in found.items() if tests}
 
 
 def _wins(results: Results, comparisons: Mapping[Key, Comparison], columns: Mapping[str, Column]) -> list[str]:
     """Ours against the best of the others, and against the plain Transformer."""
-    rivals = {study: comparisons[study, one.name].welch for study, one in columns.items()
-              if (study, one.name) in comparisons}  # fmt: skip
-    plain = {
-        study: test for study, one in columns.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
-    }
-    others = ", ".join(METHODS[name] for name in OTHERS)
-    known = {sum(bool(results.runs(study, name)) for name in METHODS) for study in rivals}
-    count = min(known, default=0)
-    chance = f" Were all {count} equally good, it would be ahead on one set-up in {count}." if len(known) == 1 else ""
-    return [
-        f"{METHODS[OURS]} against {whom}: {_won(tests, columns)}{note}"
-        for whom, tests, note in (
-            (f"the best of the others ({others}), which is picked after the runs", rivals, chance),
-            (f"{METHODS[PLAIN]}, which has sinusoids", plain, ""),
+    told = [f"Against {whom}: {_won(tests, columns)}" for whom, tests in _rivals(results, comparisons, columns).items()]
+    known = {sum(bool(results.runs(study, name)) for name in METHODS) for study in columns}
+    if told and len(known) == 1 and (count := known.pop()) > 1:
+        told.insert(
+            1,
+            "The best is picked after the runs: were all methods equally good, chance alone would put "
+            f"{METHODS[OURS]} ahead on one set-up in {count}.",
         )
-        if tests
-    ]
-
-
-def _counted(verdicts: Sequence[Verdict]) -> list[str]:
-    """On how many claims there is which verdict."""
-    failed = [one for one in verdicts if one.verdict == FAILED]
-    other = sum(one.contradicted for one in failed)
-    parts = [f"{sum(one.verdict == kind for one in verdicts)} {kind}" for kind in (HELD, FAILED, UNTESTED)]
-    parts[1] += f" ({other} {CONTRADICTED}, {len(failed) - other} {NOISE})" if failed else ""
-    return [
-        f"Of {len(verdicts)}: {', '.join(parts)}.",
-        "Reproduced is a claim that is clear on every set-up that it speaks of, which is strict.",
-    ]
+    return told
 
 
 def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list[str]:
@@ -105,8 +126,9 @@ def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list
     if not count:
         return []
     return [
-        f"Of {count} {_set_ups(count)}, the paper's lead over {METHODS[PLAIN]} is above the 95 % interval of the one "
-        f"measured here on {larger}, below it on {smaller}, and within it on {inside}."
+        f"Of {count} {_set_ups(count)} for which the paper prints a lead over {METHODS[PLAIN]}, the one measured here "
+        f"is smaller on {larger}, larger on {smaller}, and compatible on {inside}, where the paper's is within its "
+        "95 % interval."
     ]
 
 
@@ -122,8 +144,8 @@ def _could_be_seen(results: Results, columns: Mapping[str, Column]) -> list[str]
     if not count:
         return []
     return [
-        f"Of {count} {_set_ups(count)}, a lead over the best of the others as large as the paper's would be clear in "
-        f"{100 * POWER:.0f} % of repeats, with as many runs that spread as much, on {seen}, and not on {missed}."
+        f"Of {count} {_set_ups(count)}, they are enough to show a lead over the best of the others as large as the "
+        f"paper's, with a power of {100 * POWER:.0f} %, on {seen}, and too few or too noisy on {missed}."
     ]
 
 
@@ -185,16 +207,16 @@ def _why(results: Results) -> list[str]:
     """What is known of the reasons, with the section that has more."""
     told = []
     if (changed := changed_in_all(results)) is not None:
-        far = "" if changed >= MOVED else ": its signs are mostly those that it was given"
+        far = "" if changed >= MOVED else ": the signs of w are mostly those of the start"
         told.append(f"{100 * changed:.0f} % of all heads end with w on another side of 0 than they began on{far}.")
     if results.beyond is not None:
-        told.append(f"Of what was tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
+        told.append(f"Tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
     return [*told, "More is below, under What may explain it."] if told else []
 
 
 def _trust(results: Results) -> list[str]:
     """What to bear in mind."""
-    told = [f"What the data are is said below the table. {SAME_FOR_ALL}"]
+    told = [f"What the data are is said below. {SAME_FOR_ALL}"]
     if older := older_settings(results):
         titles = "; ".join(STUDIES[study].title for study in older)
         told.append(f"The runs on {titles} had other settings than `reproduce` has now: see the end of Choices.")
@@ -204,12 +226,22 @@ def _trust(results: Results) -> list[str]:
 def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> str:
     """On how many set-ups ours is ahead by the first metric, and on which clearly."""
     gains = {study: test.difference * (1 if columns[study].higher_is_better else -1) for study, test in tests.items()}
-    clear = [study for study, test in tests.items() if test.p is not None and test.p < SIGNIFICANT]
     ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
     parts = [f"of {len(gains)} {_set_ups(len(gains))} ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
-        parts.append(f"clearly {word} on {_listed([STUDIES[one].title for one in clear if sign * gains[one] > 0])}")
+        parts.append(f"clearly {word} on {_listed([STUDIES[one].title for one in _clear(tests, columns, sign)])}")
     return f"{'; '.join(parts)}."
+
+
+def _clear(tests: Mapping[str, Significance], columns: Mapping[str, Column], sign: int) -> list[str]:
+    """Where the first of two is clearly better, ``sign`` 1, or worse, −1."""
+    return [
+        study
+        for study, test in tests.items()
+        if test.p is not None
+        and test.p < SIGNIFICANT
+        and sign * test.difference * (1 if columns[study].higher_is_better else -1) > 0
+    ]
 
 
 def _listed(titles: Sequence[str]) -> str:
@@ -259,18 +291,25 @@ def at_a_glance(results: Results) -> list[str]:
     ]
     if not rows:
         return []
+    last = " What stands in the last columns knows nothing of positions, and is not in the paper." if controls else ""
+    return [
+        *markdown(heads, rows),
+        "",
+        "Means over runs on the test set, by the first metric of each set-up. Leads are in points, of RMSE by how much "
+        "it is lower, with their 95 % intervals (Welch's, over runs); beside each is that which the paper prints for "
+        f"its own data.{last}",
+        "",
+        *_levels(results),
+    ]
+
+
+def data_of(results: Results) -> list[str]:
+    """What the rows and the word vectors are."""
     caveats: dict[str, list[str]] = {}
     for study in results.studies:
         caveats.setdefault(escaped(results.any_run(study)["caveat"]), []).append(STUDIES[study].title)
     vectors = vectors_of(results)
     return [
-        *markdown(heads, rows),
-        "",
-        "By the first metric of each set-up: means over runs on the test set; leads in points, of RMSE by how much it "
-        "is lower, with their 95 % intervals (Welch's, over runs), and as the paper prints them for its data. The last "
-        "columns know nothing of positions and are not in the paper.",
-        "",
-        *_levels(results),
         "The data:",
         "",
         *(f"- {'; '.join(titles)}: {caveat}." for caveat, titles in caveats.items()),
@@ -286,7 +325,8 @@ def _levels(results: Results) -> list[str]:
         paper, here = printed_of(study).get(column.name), results.mean(study, PLAIN, column.name)
         if paper and here is not None:
             gaps.append(f"{STUDIES[study].title} {column.shown(here - paper[PLAIN].mean / 100, '+')}")
-    told = f"Leads can be compared, levels cannot: {METHODS[PLAIN]} has here, against the paper's, {'; '.join(gaps)}."
+    far = "; ".join(gaps)
+    told = f"Compare leads, not levels. In points, {METHODS[PLAIN]} is here from where the paper has it: {far}."
     return [told, ""] if gaps else []
 
 
