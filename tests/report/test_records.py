@@ -97,6 +97,16 @@ def test_a_spoilt_record_is_named(spoil: Callable[[Record], None], message: str,
         read_results(folder)
 
 
+def test_a_reproduction_that_was_stopped_at_once_is_told_from_no_reproduction(tmp_path: Path) -> None:
+    (tmp_path / "reproduction" / "runs").mkdir(parents=True)
+    for folder in (tmp_path / "reproduction", tmp_path / "reproduction" / "results"):
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(InputError, match="no run has ended yet; the same `datransformer reproduce` goes on"):
+            read_results(folder)
+    with pytest.raises(InputError, match="holds no result, expected the folder of a reproduction"):
+        read_results(tmp_path)
+
+
 def test_half_a_character_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path, make_record(caveat="a whole one: \U0001f600"))
     assert "\U0001f600" in results_page(read_results(folder))

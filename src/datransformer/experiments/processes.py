@@ -56,8 +56,8 @@ def share_out(todo: Sequence[Planned], place: Place, processes: int) -> Iterator
             while busy := {worker.connection: worker for worker in workers if worker.busy}:
                 for connection in multiprocessing.connection.wait(list(busy), timeout=1):
                     worker = busy[connection]  # type: ignore[index]
-                    others = {group for other in workers if other is not worker for group in other.groups}
-                    yield from worker.receive(others)
+                    others = [other for other in workers if other is not worker and other.queue is worker.queue]
+                    yield from worker.receive({group for other in others for group in other.groups})
                     if not worker.busy and worker.queue:  # it died, or was stopped by somebody else
                         workers[workers.index(worker)] = _Worker(place, worker.queue)
                 if asked() and not stopping:

@@ -13,7 +13,7 @@ from datransformer.experiments.beyond import BEYOND, FROM_ZERO, GONE_BEYOND
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.reproduce import CALLED, CALLS
-from datransformer.experiments.runs import DISTANCES, RESULTS, SETTINGS, Record, reported, without_seed
+from datransformer.experiments.runs import DISTANCES, RESULTS, RUNS, SETTINGS, Record, reported, without_seed
 from datransformer.experiments.search import SEARCH, SEARCHED
 from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS
 from datransformer.report.statistics import RESAMPLED, Floats, Items
@@ -143,9 +143,12 @@ def read_results(folder: Path) -> Results:
 
     One that is not what a run leaves is an error that names its file.
     """
+    begun = any((place / RUNS).is_dir() for place in (folder, folder.parent))
     folder = folder / RESULTS if (folder / RESULTS).is_dir() else folder
     beside = (folder / SEARCH, folder / BEYOND, folder / CALLS)
     paths = sorted(folder.glob("*/*.json"))
+    if not paths and begun:
+        raise InputError(f"{folder}: no run has ended yet; the same `datransformer reproduce` goes on with those begun")
     if not paths or (folder / RESULT).is_file():
         raise InputError(f"{folder}: holds no result, expected the folder of a reproduction or its folder results")
     records = [_read_checked(path, _check_record) for path in paths]
