@@ -572,7 +572,7 @@ def test_a_label_unseen_in_training(call: Call, run_folder: Path, tmp_path: Path
         (["data", "get", "imdb"], "expected one of"),
         (["reproduce", "imdb"], "got 'imdb', expected one of: ag, amazon, sst, snli, mind, probe, all"),
         (["reproduce", "ag"], "--data-dir: got nothing, expected the folder that holds the data"),
-        (["reproduce", "ag", "--data-dir", "full"], "ag_news/train_subset.parquet"),
+        (["reproduce", "ag", "--data-dir", "full"], "`datransformer data get ag --out full`"),
         (["reproduce", "probe", "--device", "tpu"], "--device: got 'tpu'"),
         (["reproduce", "probe", "--method", "bert"], "--method: got 'bert', expected one of: distance_aware, "),
         (["report", "none"], "none: holds no result"),

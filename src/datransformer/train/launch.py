@@ -1,5 +1,6 @@
 """Where a run happens: one process, or many that torchrun started."""
 
+import atexit
 import logging
 import os
 import warnings
@@ -39,7 +40,15 @@ def launch(device: str = "auto", precision: Any = "32-true", *, unused_parameter
             accelerator=device, devices=local, num_nodes=world // local, precision=precision, strategy=strategy
         )
         fabric.launch()
+    if world > 1:
+        atexit.register(_leave)
     return fabric
+
+
+def _leave() -> None:
+    """Leave the group of processes before Python ends: gloo's threads would end the process with SIGABRT."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def worker_of(fabric: Fabric) -> Worker:
