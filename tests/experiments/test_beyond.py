@@ -11,7 +11,7 @@ from rich.console import Console
 
 from datransformer.data.errors import InputError
 from datransformer.experiments import beyond, studies
-from datransformer.experiments.beyond import LogDistance, SignedDistance
+from datransformer.experiments.beyond import FactorOfWeights, LogDistance, SharpAtFirst, SignedDistance
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.runs import settings_of, without_seed
 from datransformer.experiments.studies import Settings, config_of
@@ -22,30 +22,54 @@ from datransformer.report.searched import beyond_the_paper, difference_to_plain
 from datransformer.train.progress import Reporter
 
 
-def by_hand(layer: DistanceAwareAttention, kind: str, query: int, key: int, head: int) -> float:
+def by_hand(layer: DistanceAwareAttention, query: int, key: int, head: int) -> float:
     """The coefficient of a pair, as the class says it."""
     w, v = layer.distance_weight.detach()[head], layer.distance_shift.detach()[head]
     apart = torch.tensor(float(abs(query - key)))
-    if kind == "log":
+    if isinstance(layer, LogDistance):
         apart = torch.log(1 + apart)
     elif isinstance(layer, SignedDistance) and key > query:
         w = layer.distance_weight_behind.detach()[head]
     return float((1 + v.exp()) / (1 + (v - w * apart).exp()))
 
 
-@pytest.mark.parametrize("kind", ["log", "signed"])
-def test_distances_are_weighted_as_the_class_says(kind: str) -> None:
+@pytest.mark.parametrize("mixer", beyond.OWN_MIXERS.values(), ids=beyond.OWN_MIXERS)
+def test_scores_are_adjusted_as_the_class_says(mixer: type[DistanceAwareAttention]) -> None:
     torch.manual_seed(0)
-    layer = (LogDistance if kind == "log" else SignedDistance)(8, 2, 4)
+    layer = mixer(8, 2, 4)
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
     inputs = torch.randn(1, 5, 8)
     _, weights = layer(inputs, inputs, inputs, average_attn_weights=False)
     query, key, _ = layer.project(inputs, inputs, inputs)
-    scores = (query @ key.mT)[0].relu() / 2  # √4
+    scores = (query @ key.mT)[0] / 2  # √4
     for head in range(2):
-        factors = torch.tensor([[by_hand(layer, kind, i, j, head) for j in range(5)] for i in range(5)])
-        torch.testing.assert_close(weights[0, head], (scores[head] * factors).softmax(-1))
+        factors = torch.tensor([[by_hand(layer, i, j, head) for j in range(5)] for i in range(5)])
+        if isinstance(layer, FactorOfWeights):
+            expected = factors * scores[head].exp()
+            expected /= expected.sum(-1, keepdim=True)
+        else:
+            expected = (scores[head].relu() * factors).softmax(-1)
+        torch.testing.assert_close(weights[0, head], expected)
+
+
+def test_scores_are_four_times_as_large_at_first() -> None:
+    inputs, scores = torch.randn(1, 5, 8), []
+    for mixer in (DistanceAwareAttention, SharpAtFirst):
+        torch.manual_seed(0)
+        query, key, _ = mixer(8, 2, 4).project(inputs, inputs, inputs)
+        scores.append(query @ key.mT)
+    torch.testing.assert_close(scores[1], 4 * scores[0])
+
+
+def test_a_factor_of_weights_stays_finite_far_away() -> None:
+    torch.manual_seed(0)
+    layer = FactorOfWeights(8, 2, 4, distance_weight_init=[-1.0, 1.0], distance_shift_init=[40.0, -40.0])
+    inputs = torch.randn(1, 300, 8)
+    outputs, weights = layer(inputs, inputs, inputs, average_attn_weights=False)
+    outputs.square().sum().backward()
+    assert all(bool(parameter.grad.isfinite().all()) for parameter in layer.parameters() if parameter.grad is not None)
+    assert weights[0, 0, 0, 150:].max() < 1e-30  # w < 0: what is far is out
 
 
 def test_signed_distance_starts_as_the_plain_one() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
@@ -69,7 +70,11 @@ class _Weighted(DistanceAwareAttention):
 
     def weighted(self, positions: Tensor) -> Tensor:
         """What goes into the mapping, [heads, offsets], from query position − key position [offsets]."""
-        raise NotImplementedError
+        return self.distance_weight.unsqueeze(-1) * positions.abs()
+
+    def coefficients(self, weighted: Tensor, shift: Tensor) -> Tensor:
+        """What scores are adjusted by, [heads, offsets], from what `weighted` returns and v [heads, 1]."""
+        return MAPPINGS[self.mapping](weighted, shift)
 
     def mix(
         self, query: Tensor, key: Tensor, value: Tensor, *, return_weights: bool, **options: Unpack[MixOptions]
@@ -77,7 +82,7 @@ class _Weighted(DistanceAwareAttention):
         lengths = query.shape[-2], key.shape[-2]
         positions = relative_positions(*lengths, like=query).to(self.distance_weight.dtype)  # [Nq+Nk]
         shift = self.distance_shift.unsqueeze(-1)  # [H, 1]
-        coefficients = toeplitz(MAPPINGS[self.mapping](self.weighted(positions), shift), *lengths)  # [H, Nq, Nk]
+        coefficients = toeplitz(self.coefficients(self.weighted(positions), shift), *lengths)  # [H, Nq, Nk]
         scale = query.shape[-1] ** -0.5
         output, weights = adjusted_attention(
             query, key, value, coefficients, adjust=self.adjust, scale=scale, **options
@@ -104,7 +109,41 @@ class SignedDistance(_Weighted):
         return torch.where(positions < 0, behind, before) * positions.abs()
 
 
-OWN_MIXERS = {"log_distance": LogDistance, "signed_distance": SignedDistance}
+class SharpAtFirst(DistanceAwareAttention):
+    """Queries and keys start twice as large, so that scores start four times as large and attention less even."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        with torch.no_grad():
+            self.in_proj_weight[: 2 * self.num_heads * self.head_dim] *= 2
+
+
+class FactorOfWeights(_Weighted):
+    """softmax(QKᵀ/√d + log f): f multiplies the weights before they are normalised, and there is no ReLU.
+
+    In Eq. 6 f multiplies the scores, and a key with f = 0 keeps the weight e⁰; here it has none. For w < 0 and far keys
+    log f is nearly w · |i − j| + log(1 + eᵛ), so that such a head is one of ALiBi with a slope that is learned.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options, adjust="early_add")
+
+    def coefficients(self, weighted: Tensor, shift: Tensor) -> Tensor:
+        """The logarithm of Eq. 5."""
+        return softplus(shift) - softplus(shift - weighted)
+
+
+class SignedFactorOfWeights(SignedDistance, FactorOfWeights):
+    """Both."""
+
+
+OWN_MIXERS = {
+    "log_distance": LogDistance,
+    "signed_distance": SignedDistance,
+    "sharp_at_first": SharpAtFirst,
+    "factor_of_weights": FactorOfWeights,
+    "signed_factor_of_weights": SignedFactorOfWeights,
+}
 
 
 OPTIONS: dict[str, Settings] = {
@@ -115,6 +154,9 @@ OPTIONS: dict[str, Settings] = {
     FROM_ZERO: {"model.attention_options": {"distance_weight_init": 0.0}, "train.distance_rate": 10.0},
     "log distance": {"model.attention": "log_distance"},
     SIGNED: {"model.attention": "signed_distance"},
+    "scores 4 times as large at first": {"model.attention": "sharp_at_first"},
+    "f multiplies weights": {"model.attention": "factor_of_weights"},
+    "f multiplies weights, signed distance": {"model.attention": "signed_factor_of_weights"},
     "two layers": {"model.layers": 2},
 }
 SEEDS = {"sst": 5, "ag": 3, "snli": 3, "amazon": 2, "mind": 3}  # by study: fewer where a run takes longer
