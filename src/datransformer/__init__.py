@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         POOLINGS,
         AdditiveAttentionPooling,
         FirstTokenPooling,
+        MaxPooling,
         MeanPooling,
         Pooling,
     )
@@ -44,6 +45,7 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "FirstTokenPooling",
+    "MaxPooling",
     "MeanPooling",
     "MixOptions",
     "MultiheadAttention",
@@ -79,6 +81,7 @@ _HOMES = {
     "FirstTokenPooling": "nn.pooling",
     "MAPPINGS": "ops.mapping",
     "MIXERS": "nn.mixers",
+    "MaxPooling": "nn.pooling",
     "MeanPooling": "nn.pooling",
     "MixOptions": "nn.multihead",
     "MultiheadAttention": "nn.multihead",

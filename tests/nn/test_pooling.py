@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datransformer import POOLINGS, AdditiveAttentionPooling, FirstTokenPooling, MeanPooling
+from datransformer import POOLINGS, AdditiveAttentionPooling, FirstTokenPooling, MaxPooling, MeanPooling
 
 BATCH, LENGTH, EMBED_DIM = 3, 5, 7
 
@@ -15,10 +15,12 @@ def make_inputs() -> tuple[Tensor, Tensor]:
     return inputs, padding
 
 
-def test_mean_and_first_by_hand() -> None:
+def test_mean_max_and_first_by_hand() -> None:
     inputs, padding = make_inputs()
     mean = MeanPooling(EMBED_DIM)(inputs, padding)
     torch.testing.assert_close(mean, torch.stack([inputs[0, :3].mean(0), inputs[1, 2:].mean(0), inputs[2].mean(0)]))
+    most = MaxPooling(EMBED_DIM)(inputs, padding)
+    torch.testing.assert_close(most, torch.stack([inputs[0, :3].amax(0), inputs[1, 2:].amax(0), inputs[2].amax(0)]))
     first = FirstTokenPooling(EMBED_DIM)(inputs, padding)
     torch.testing.assert_close(first, torch.stack([inputs[0, 0], inputs[1, 2], inputs[2, 0]]))
 

@@ -210,6 +210,15 @@ DOCUMENTS: dict[str, Settings] = {
     },
     "words, mean 0.99, smoothing 0.1": STEADY["words, mean 0.99, smoothing 0.1"],
 }  # fmt: skip
+# Of how a text becomes one vector only the mean had been tried, on SST.
+POOLED: dict[str, Settings] = {
+    "base": {},
+    "max pooling": {"model.pooling": "max"},
+    "max pooling, words, mean 0.99": {"model.pooling": "max", **WORDS, **MEAN},
+    "max pooling, words, mean 0.99, smoothing 0.1": {
+        "model.pooling": "max", **STEADY["words, mean 0.99, smoothing 0.1"]
+    },
+}  # fmt: skip
 # What methods have for themselves, each tried as often as the others' own.
 REACHES: dict[str, Settings] = {f"k = {k}": {"model.attention_options": {"max_distance": k}} for k in (4, 8, 16, 32)}
 CLIPPED: dict[str, Settings] = {
@@ -242,6 +251,7 @@ ROUNDS: dict[str, Round] = {
     "slow, phrases": Round(SLOWER, {"sst_phrases": 1}, BOTH),
     "slow, large": Round(SLOW_DOCUMENTS, {"amazon": 1, "ag": 1}, BOTH),
     "documents": Round(DOCUMENTS, {"amazon": 1}, BOTH),
+    "pooled": Round(POOLED, {"sst": 5, "amazon": 2, "ag": 1, "sst_phrases": 1}, BOTH),
     "k of RPR": Round(REACHES, {"sst": 5}, ("rpr",)),
     "T of clip": Round(CLIPPED, {"sst": 5}, (OURS,)),
     "w and v at first": Round(STARTS, {"sst": 5}, (OURS,)),

@@ -1,5 +1,7 @@
 """From token vectors to one vector a text. Padding has a weight of 0, and a text of nothing else gives zeros."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -8,7 +10,7 @@ from datransformer.ops.masking import hide, masked_softmax
 
 
 class Pooling(nn.Module):
-    """A weighted sum over tokens. A subclass says how to weigh, in `weigh`.
+    """A weighted sum over tokens. A subclass says how to weigh, in `weigh`, or does something else, in `pool`.
 
     Args:
         embed_dim: Width of the token vectors.
@@ -32,7 +34,11 @@ class Pooling(nn.Module):
         if key_padding_mask is None:
             key_padding_mask = torch.zeros(inputs.shape[:2], dtype=torch.bool, device=inputs.device)
         check_bool_mask("key_padding_mask", key_padding_mask, "(batch, length)", inputs.shape[:2])
-        weights = hide(self.weigh(inputs, key_padding_mask), key_padding_mask, 0.0).to(inputs.dtype)  # [B, N]
+        return self.pool(inputs, key_padding_mask)
+
+    def pool(self, inputs: Tensor, padding: Tensor) -> Tensor:
+        """``inputs`` [batch, length, embed_dim] to [batch, embed_dim], without those of ``padding``."""
+        weights = hide(self.weigh(inputs, padding), padding, 0.0).to(inputs.dtype)  # [B, N]
         return (weights.unsqueeze(1) @ inputs).squeeze(1)  # [B, E]
 
 
@@ -65,6 +71,15 @@ class MeanPooling(Pooling):
         return torch.ones_like(padding, dtype=torch.promote_types(inputs.dtype, torch.float32)) / count  # [B, N]
 
 
+class MaxPooling(Pooling):
+    """The largest value of each dimension over tokens (Collobert et al., 2011)."""
+
+    def pool(self, inputs: Tensor, padding: Tensor) -> Tensor:
+        padding = padding.unsqueeze(-1)  # [B, N, 1]
+        largest = hide(inputs, padding, -math.inf).amax(1)  # [B, E]
+        return hide(largest, padding.all(1), 0.0)
+
+
 class FirstTokenPooling(Pooling):
     """The first token that is not padding."""
 
@@ -75,5 +90,6 @@ class FirstTokenPooling(Pooling):
 POOLINGS: dict[str, type[Pooling]] = {
     "additive": AdditiveAttentionPooling,
     "mean": MeanPooling,
+    "max": MaxPooling,
     "first": FirstTokenPooling,
 }
