@@ -204,7 +204,7 @@ def test_weight_decay_is_for_matrices(small: Small) -> None:
     ("settings", "message"),
     [
         ({"attention": "none_such"}, "attention: got 'none_such', expected one of 'distance_aware', 'vanilla'"),
-        ({"pooling": "max"}, "pooling: got 'max', expected one of 'additive'"),
+        ({"pooling": "median"}, "pooling: got 'median', expected one of 'additive'"),
         ({"num_hidden_layers": 0}, "layers: got 0, expected a positive int"),
         ({"hidden_dropout_prob": 1.5}, r"dropout: got 1.5, expected a float in \[0, 1\)"),
     ],

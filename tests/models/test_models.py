@@ -225,7 +225,7 @@ def test_the_defaults_are_the_papers(task: str) -> None:
     ("options", "message"),
     [
         ({"attention": "flash"}, "attention"),
-        ({"pooling": "max"}, "pooling"),
+        ({"pooling": "median"}, "pooling"),
         ({"pair": "cross"}, "pair"),
         ({"head": "rank"}, "head"),
         ({"layers": 0}, "layers"),
