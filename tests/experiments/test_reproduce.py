@@ -126,6 +126,10 @@ def test_only_the_methods_that_were_asked_for_run(small: None, tmp_path: Path) -
     path.write_text(json.dumps({**record, "settings": 3}))
     with pytest.raises(InputError, match=r"vanilla-0\.json: settings: got 3, expected an object; it can be deleted"):
         run(tmp_path, methods=[OURS])
+    for spoilt, why in (({"metrics": {}}, "metrics.dev: missing"), ({"wall_seconds": "1"}, "wall_seconds: got '1'")):
+        path.write_text(json.dumps({**record, **spoilt}))
+        with pytest.raises(InputError, match=rf"vanilla-0\.json: {why}.*; it can be deleted"):
+            run(tmp_path, methods=[OURS])
     with pytest.raises(InputError, match="--method: got linear, which probe is not run with"):
         run(tmp_path, methods=[LINEAR])
 
@@ -143,7 +147,11 @@ def test_the_page_says_where_runs_are_older_than_the_settings(
     assert "The runs on probe had other settings than `reproduce` has now" in page.partition("## What holds")[0]
 
 
-def test_two_calls_do_not_share_a_folder(small: None, tmp_path: Path) -> None:
+def test_two_calls_do_not_share_a_folder(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> None:
+        raise AssertionError("looked for data, and may have written some")
+
+    monkeypatch.setattr(reproduce, "find_data", never)
     with locked(tmp_path), pytest.raises(InputError, match="another process is at work there"):
         run(tmp_path, seeds=1)
 
@@ -474,7 +482,7 @@ def end_once(connection: Any, place: runs.Place) -> None:
 def write_and_die(connection: Any, place: runs.Place) -> None:
     connection.send(processes.ROOM)
     planned = connection.recv()
-    runs.write_record(runs.record_path(place.out, planned), {"metrics": {"dev": {}}, "seed": planned.seed})
+    runs.write_record(runs.record_path(place.out, planned), {"metrics": {"dev": {}}, "wall_seconds": 1.0})
     os.abort()
 
 

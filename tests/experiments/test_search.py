@@ -56,7 +56,7 @@ def test_every_trial_has_a_folder_of_its_own() -> None:
 
 
 def test_what_came_of_them_is_written_down_once(data: Path, tmp_path: Path) -> None:
-    path = search.search(["first"], data, tmp_path / "out", device="cpu", reporter=Reporter(enabled=False))
+    path = search.search(["first", "first"], data, tmp_path / "out", device="cpu", reporter=Reporter(enabled=False))
     first = json.loads(path.read_text())
     assert len(first["trials"]) == 8
     assert all(set(trial["dev"]) == {"accuracy", "macro_f1"} for trial in first["trials"])
@@ -67,6 +67,24 @@ def test_what_came_of_them_is_written_down_once(data: Path, tmp_path: Path) -> N
     assert search.search(["first"], data, tmp_path / "out", device="cpu", reporter=Reporter(enabled=False)) == path
     assert json.loads(path.read_text()) == {**first, "note": "as it was"}
     assert any("train.lr = 0.01" in line for line in searched(first))
+
+
+def test_trials_on_top_of_other_settings_are_not_added(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> Path:
+        return search.search(["first"], data, tmp_path, trials=["base"], device="cpu", reporter=Reporter(enabled=False))
+
+    path = run()
+    first = path.read_text()
+    monkeypatch.setattr(search, "BASE", {**search.BASE, "train.epochs": 2})
+    with pytest.raises(InputError, match=r"search\.json: sst was tried with another train\.epochs .*another --out"):
+        run()
+    about = json.loads(first)
+    del about["settings"]
+    path.write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"search\.json: holds rows on sst of unknown settings"):
+        run()
 
 
 def test_some_trials_of_some_studies_can_be_asked_for(data: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from datransformer.data.download import DOWNLOADS
+from datransformer.data.errors import InputError
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.studies import CHOICES, DEFAULTS, STUDIES, find_data, find_vectors, plan_study, spread
 from datransformer.nn.rpr import RelativePositionAttention
@@ -37,6 +38,13 @@ def test_word_vectors_are_found_as_they_are_downloaded(tmp_path: Path) -> None:
     assert find_vectors(tmp_path) == tmp_path / archive.name
     (tmp_path / "glove.6B.300d.txt").touch()
     assert find_vectors(tmp_path) == tmp_path / "glove.6B.300d.txt"
+
+
+def test_data_are_not_overwritten_where_they_are(sst: Path, tmp_path: Path) -> None:
+    for out in (sst, tmp_path / "elsewhere" / ".." / sst.name):
+        with pytest.raises(InputError, match=r"^--out: .*given is the folder that holds the data and would be overwr"):
+            find_data("sst", sst, out, None)
+    assert find_data("sst", sst, sst / "out", None)[0]["files.dev"].startswith(str(sst / "out"))
 
 
 def test_without_word_vectors_none_are_frozen_or_asked_for_words(sst: Path, tmp_path: Path) -> None:

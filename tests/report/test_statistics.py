@@ -91,6 +91,10 @@ def test_interval_agrees_with_scipy(level: float) -> None:
     expected = stats.ttest_ind(first, second, equal_var=False).confidence_interval(level)
     assert interval_of(welch_t_test(first, second), level) == pytest.approx((expected.low, expected.high), rel=1e-7)
     assert interval_of(welch_t_test(first, [0.8])) is None
+    same = [2 * float(np.mean(first)) - score for score in first]  # of the same mean
+    low, high = interval_of(welch_t_test(first, same), level) or (0, 0)
+    assert low < 0 < high
+    assert low + high == pytest.approx(0, abs=1e-12)
     assert interval_of(welch_t_test([0.8, 0.8], [0.8, 0.8])) is None
 
 

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import DATA
-from datransformer.experiments.runs import DISTANCES, read_form, settings_of, without_seed
-from datransformer.experiments.search import check_failed, ending_in_words, run_trials
+from datransformer.experiments.runs import DISTANCES, read_form
+from datransformer.experiments.search import check_failed, ending_in_words, run_trials, settle
 from datransformer.experiments.studies import (
     PRECISION,
     Planned,
@@ -37,7 +36,6 @@ from datransformer.nn.multihead import MixOptions
 from datransformer.ops.mapping import MAPPINGS
 from datransformer.ops.reference import adjusted_attention
 from datransformer.ops.relative import relative_positions, toeplitz
-from datransformer.train.fit import differences
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
 from datransformer.train.run import locked
@@ -199,7 +197,14 @@ def go_beyond(
     path = out / BEYOND
     about = read_form(path, {"note": "", "settings": {}, "rows": []}, GONE_BEYOND)
     rows: list[dict[str, Any]] = about["rows"]
-    _settle(about, path, data_dir, out, where, studies)
+    base = {}
+    for study in studies or SEEDS:
+        data = {
+            **find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0],
+            "train.precision": PRECISION[where],
+        }
+        base[study] = config_of(study, OURS, 0, data)
+    settle(about["settings"], base, {row["study"] for row in rows}, path)
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
@@ -233,21 +238,6 @@ def go_beyond(
         write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
     check_failed(failed, len(plan))
     return path
-
-
-def _settle(
-    about: dict[str, Any], path: Path, data_dir: Path, out: Path, device: str, studies: Collection[str]
-) -> None:
-    """Note what options are tried on top of, by study; rows of other settings are not to be added to."""
-    settings = about["settings"]
-    if unknown := {row["study"] for row in about["rows"]} - settings.keys():
-        raise InputError(f"{path}: holds rows on {min(unknown)} of unknown settings; expected another --out")
-    for study in studies or SEEDS:
-        found = find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]
-        config = config_of(study, OURS, 0, {**found, "train.precision": PRECISION[device]})
-        now = without_seed(settings_of(config))
-        if changed := differences(settings.setdefault(study, now), now):
-            raise InputError(f"{path}: {study} was tried with another {changed[0]}; expected another --out")
 
 
 def main() -> None:

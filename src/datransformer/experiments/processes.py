@@ -124,9 +124,10 @@ class _Worker:
                     self.queue[:0], self.held = self.held, []
             else:
                 name, record = message
-                planned = next(one for one in self.held if one.name == name)
-                self.held.remove(planned)
-                yield planned, record
+                planned = next((one for one in self.held if one.name == name), None)
+                if planned is not None:  # or it was given up for lost, and runs again
+                    self.held.remove(planned)
+                    yield planned, record
         except (EOFError, OSError):
             self.busy = False
             self._process.join()

@@ -1,7 +1,7 @@
 """The paper's experiments as a plan of runs, and a board of how far they have come."""
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,21 +110,21 @@ def reproduce(
     if processes is None:
         processes = process_count(where)
     place = Place(out, cache, where, together)
-    plan: list[Planned] = []
-    for study in studies_of(tuple(groups)):
-        found, caveat = find_data(study, data_dir, out / DATA, vectors)
-        plan += plan_study(study, seeds, found, caveat, where)
-    every, plan = plan, [planned for planned in plan if not methods or planned.variant in methods]
-    if not plan:
-        raise InputError(f"--method: got {', '.join(methods)}, which {' and '.join(groups)} is not run with")
-    _check_finished(every, place)  # those of other methods too: one page is made of all
-    if vectors is None and data_dir is not None:
-        reporter.say(
-            f"{data_dir}: no word vectors found, expected one of: {', '.join(VECTORS)}; starting from random ones, "
-            f"which the paper does not. `datransformer data get glove.6B --out {data_dir}` downloads them"
-        )
-    plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
-    with locked(out):
+    with locked(out):  # before data are written there
+        plan: list[Planned] = []
+        for study in studies_of(tuple(groups)):
+            found, caveat = find_data(study, data_dir, out / DATA, vectors)
+            plan += plan_study(study, seeds, found, caveat, where)
+        every, plan = plan, [planned for planned in plan if not methods or planned.variant in methods]
+        if not plan:
+            raise InputError(f"--method: got {', '.join(methods)}, which {' and '.join(groups)} is not run with")
+        _check_finished(every, place)  # those of other methods too: one page is made of all
+        if vectors is None and data_dir is not None:
+            reporter.say(
+                f"{data_dir}: no word vectors found, expected one of: {', '.join(VECTORS)}; starting from random ones, "
+                f"which the paper does not. `datransformer data get glove.6B --out {data_dir}` downloads them"
+            )
+        plan.sort(key=lambda planned: planned.seed)  # what is there after an hour are whole tables with fewer seeds
         return carry_out(plan, place, processes, reporter, began)
 
 
@@ -137,9 +137,12 @@ def carry_out(plan: Sequence[Planned], place: Place, processes: int, reporter: R
     todo = [planned for planned in plan if records[planned.name] is None]
     begun = sum((out / RUNS / planned.name / CONFIG).exists() for planned in todo)
     goes_on = f" and {begun} begun" if begun else ""
+    parts = Counter(planned.study for planned in plan)
+    named = f" ({', '.join(f'{study} {count}' for study, count in parts.items())})" if len(parts) > 1 else ""
     reporter.say(
-        f"{len(plan)} runs, {len(plan) - len(todo)} of them done{goes_on}; {together} at a time in "
-        f"{processes} {'process' if processes == 1 else 'processes'}. Ctrl-C stops, the same command goes on"
+        f"{len(plan)} {'run' if len(plan) == 1 else 'runs'}{named}, {len(plan) - len(todo)} of them done{goes_on}; "
+        f"{together} at a time in {processes} {'process' if processes == 1 else 'processes'}. Ctrl-C stops, the same "
+        "command goes on"
     )
     with Board(plan, reporter, together, processes) as board:
         for planned in plan:

@@ -51,6 +51,10 @@ KEPT = (
 )  # fmt: skip
 DISTANCES = {str: {"distance_weight": [float], "distance_shift": [float]}}  # w and v by level
 SETTINGS = {"model?": {"attention_options?": dict}, "data?": dict, "train?": dict}
+FINISHED = {
+    "settings?": SETTINGS, "caveat?": str, "metrics": {"dev": {str: float}, "test?": {str: float}},
+    "wall_seconds": float, "training_seconds?": (float,), "together?": int, "data_fingerprint?": str,
+}  # fmt: skip
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 Record = dict[str, Any]
 
@@ -201,7 +205,7 @@ def finished_record(out: Path, planned: Planned) -> Record | None:
     path = record_path(out, planned)
     record = read_json(path) if path.is_file() else {}
     try:
-        check_form("", record, {"settings?": SETTINGS, "caveat?": str})
+        check_form("", record, FINISHED if "metrics" in record else {"settings?": SETTINGS, "caveat?": str})
     except InputError as error:
         raise InputError(f"{path}: {error}; it can be deleted") from error
     return record if "metrics" in record else None

@@ -20,8 +20,9 @@ from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.processes import STOPPED, process_count, share_out
 from datransformer.experiments.reproduce import DATA, LANES
-from datransformer.experiments.runs import Place, Record, Shelf, read_form, run_all
+from datransformer.experiments.runs import Place, Record, Shelf, read_form, run_all, settings_of, without_seed
 from datransformer.experiments.studies import (
+    CONTROL,
     PRECISION,
     STUDIES,
     Planned,
@@ -32,7 +33,9 @@ from datransformer.experiments.studies import (
     folder_of,
     spread,
 )
+from datransformer.train.config import RunConfig
 from datransformer.train.errors import Interrupted
+from datransformer.train.fit import differences
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter, printable
 from datransformer.train.run import locked
@@ -40,6 +43,7 @@ from datransformer.train.run import locked
 SEARCH = "search.json"
 SEARCHED = {
     "note": str,
+    "settings?": {str: dict},
     "trials": [
         {
             "round": str,
@@ -311,7 +315,7 @@ def search(
     where = launch(device, "32-true").device.type
     plan = [
         (name, trial, planned)
-        for name in names
+        for name in dict.fromkeys(names)
         for trial, planned in plan_round(name, data_dir, out, where, trials, studies)
     ]
     if not plan:
@@ -319,8 +323,13 @@ def search(
     origins = {planned.name: (name, trial) for name, trial, planned in plan}
     todo = [planned for _, _, planned in plan]
     path = out / SEARCH
-    about = read_form(path, {"note": "", "chosen": {}, "trials": []}, SEARCHED)
+    about = read_form(path, {"note": "", "chosen": {}, "settings": {}, "trials": []}, SEARCHED)
     rows: list[dict[str, Any]] = about["trials"]
+    base = {}
+    for study in dict.fromkeys(planned.study for planned in todo):
+        data = {**BASE, **find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]}
+        base[study] = config_of(study, CONTROL, 0, {**data, "train.precision": PRECISION[where]})
+    settle(about.setdefault("settings", {}), base, {row["study"] for row in rows}, path)
     seen = {(row["round"], row.get("trial"), row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*origins[one.name], one.study, one.variant, one.seed) not in seen]
     failed = 0
@@ -344,6 +353,23 @@ def search(
         write_text(path, json.dumps(about, indent=1))
     check_failed(failed, len(todo))
     return path
+
+
+def settle(known: dict[str, Any], now: Mapping[str, RunConfig], studies: Collection[str], path: Path) -> None:
+    """Note what runs start from, by study; rows that started from something else are not to be added to.
+
+    Args:
+        known: The settings so far, by study.
+        now: Those to be, seeds apart.
+        studies: Which there are rows of.
+        path: Where they lie.
+    """
+    if unknown := set(studies) - known.keys():
+        raise InputError(f"{path}: holds rows on {min(unknown)} of unknown settings; expected another --out")
+    for study, config in now.items():
+        settings = without_seed(settings_of(config))
+        if changed := differences(known.setdefault(study, settings), settings):
+            raise InputError(f"{path}: {study} was tried with another {changed[0]}; expected another --out")
 
 
 def check_failed(failed: int, count: int) -> None:

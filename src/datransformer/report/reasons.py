@@ -231,7 +231,7 @@ def _sharp(results: Results) -> list[str]:
     if not entropies:
         return []
     rows = []
-    below = dict.fromkeys(SHARP, 0)
+    below, tested = dict.fromkeys(SHARP, 0), dict.fromkeys(SHARP, 0)
     for study, found in entropies.items():
         cells = [f"{found[CONTROL].mean():.3f}"]
         for name in SHARP:
@@ -239,26 +239,23 @@ def _sharp(results: Results) -> list[str]:
                 cells.append(MISSING)
                 continue
             test = welch_t_test(found[name].tolist(), found[CONTROL].tolist())
+            tested[name] += test.p is not None
             below[name] += test.p is not None and test.p < SIGNIFICANT and test.difference < 0
             cells.append(f"{found[name].mean():.3f} ({test.difference:+.3f}, {shown_p(test.p)})")
         rows.append([STUDIES[study].title, *cells])
-    counts = ", ".join(
-        f"{VARIANTS[name].label} on {below[name]} of {sum(name in found for found in entropies.values())}"
-        for name in SHARP
-        if any(name in found for found in entropies.values())
-    )
+    counts = ", ".join(f"{VARIANTS[name].label} on {below[name]} of {tested[name]}" for name in SHARP if tested[name])
     return [
         "",
         "### Who is sharp?",
         "",
         "The entropy of attention, 1 where all keys weigh the same, the mean over heads and runs; in brackets the "
         f"difference to {VARIANTS[CONTROL].label}, which is the Transformer without its sinusoids, and p in "
-        f"Welch's t-test. Clearly sharper than that: {counts}.",
+        f"Welch's t-test.{f' Clearly sharper than that: {counts}.' if counts else ''}",
         "",
         "What the learnable sigmoid can do is bounded. f lies between 0 and 1 + eᵛ, 2 at v = 0: it can double a score, "
         "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 still "
         "counts e⁰ = 1 in the softmax; it is not taken out. The exponent is bounded at e⁵⁰ alone"
-        f"{_exponent(results)}.",
+        f"{_exponent(results, sharper=below[EXPONENT] > 0)}.",
         "",
         *markdown(["data", *(VARIANTS[name].label for name in (CONTROL, *SHARP))], rows),
     ]
@@ -308,8 +305,8 @@ def _dev_mean(results: Results, study: str, variant: str, column: Column) -> flo
     return float(np.mean(scores)) if scores else None
 
 
-def _exponent(results: Results) -> str:
-    """Whether the sharper mapping is the better one."""
+def _exponent(results: Results, *, sharper: bool) -> str:
+    """Whether the mapping that may be sharper is the better one."""
     told, better = [], False
     for study in results.studies:
         column = columns_of(STUDIES[study])[0]
@@ -320,5 +317,5 @@ def _exponent(results: Results) -> str:
             better |= test.p is not None and test.p < SIGNIFICANT and gain > 0
     if not told:
         return ""
-    worth = "" if better else ", clearly better nowhere: to be sharp is not enough"
+    worth = "" if better or not sharper else ", clearly better nowhere: to be sharp is not enough"
     return f"; it has against the learnable sigmoid {', '.join(told)}{worth}"

@@ -11,6 +11,7 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import AS_IT_SAYS, CLAIMS, METHODS, OURS, Claim
+from datransformer.experiments.runs import AS_IT_PLEASES
 from datransformer.experiments.studies import (
     CHOICES,
     DEFAULTS,
@@ -251,14 +252,21 @@ def _spread(results: Results, study: str, variant: str, name: str) -> str:
 
 
 def _choices(results: Results) -> list[str]:
-    rows = [[f"`{name}`", f"{choice.value}", "all", choice.why] for name, choice in CHOICES.items()]
-    own: dict[tuple[str, str, str], list[str]] = {}
+    rows = []
+    own: dict[str, dict[tuple[str, str], list[str]]] = {}
     for study in (STUDIES[name] for name in results.studies):
         for name, choice in study.choices.items():
-            own.setdefault((f"`{name}`", f"{choice.value}", choice.why), []).append(study.title)
-        for name in CHOICES.keys() & study.settings.keys():
-            own.setdefault((f"`{name}`", f"{study.settings[name]}", "its own, not the paper's"), []).append(study.title)
-    rows += [[name, value, "; ".join(titles), why] for (name, value, why), titles in sorted(own.items())]
+            own.setdefault(name, {}).setdefault((f"{choice.value}", choice.why), []).append(study.title)
+        for name in (CHOICES.keys() & study.settings.keys()) - study.choices.keys():
+            told = f"{study.settings[name]}", "its own, not the paper's"
+            own.setdefault(name, {}).setdefault(told, []).append(study.title)
+    for name in dict.fromkeys([*CHOICES, *own]):
+        if name.partition(".")[2] in AS_IT_PLEASES:
+            continue
+        if name in CHOICES:
+            rest = "all others" if name in own else "all"
+            rows.append([f"`{name}`", f"{CHOICES[name].value}", rest, CHOICES[name].why])
+        rows += [[f"`{name}`", value, "; ".join(titles), why] for (value, why), titles in own.get(name, {}).items()]
     heads = ["setting", "value", "data", "where it comes from"]
     rows += [[name, f"{choice.value:,}" if isinstance(choice.value, int) else choice.value, "all", choice.why]
              for name, choice in DEFAULTS.items()]  # fmt: skip
@@ -296,9 +304,10 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     return [
         "Welch's t-test, which decides what is clear, takes neither runs as paired nor their spreads as equal. A claim "
         "is reproduced where all that it says is clear on all data sets that it speaks of, each in every reading that "
-        "was run: two of SST, four of SNLI. Where it is not, something is clearly the other way round (contradicted), "
-        "or the runs cannot tell (within noise). Of several methods that a claim says are better, the worst is held "
-        "against the best of those that it says are worse; a comparison is one of these in one metric on one set-up.",
+        "was run: two of SST, four of SNLI. Where it is not, something is clearly the other way round, after Holm's "
+        "correction over all that the claim compares (contradicted), or the runs cannot tell (within noise). Of "
+        "several methods that a claim says are better, the worst is held against the best of those that it says are "
+        "worse; a comparison is one of these in one metric on one set-up.",
         "",
         "Half of the heads start with w < 0, half with w > 0. Where few change sides, claims on signs are judged by "
         "runs beyond the paper in which all start at w = 0 and w and v learn at ten times the rate, if there are such, "

@@ -80,8 +80,16 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
         "number of runs of both. An option that looked good was given more seeds, which makes its p too small.",
         "",
         *markdown(["option", *heads], cells),
+        *_left_out(results, rows),
         *_sharpness(results, rows),
     ]
+
+
+def _left_out(results: Results, rows: Rows) -> list[str]:
+    """Which runs have nothing to be held against."""
+    tried = [row["study"] for row in rows if row["option"] != PLAIN and not results.plain(row["study"])]
+    told = ", ".join(f"{tried.count(study):,} on {STUDIES[study].title}" for study in dict.fromkeys(tried))
+    return ["", f"Held against nothing, for want of runs of the same settings on this page: {told}."] if told else []
 
 
 def clear_options(results: Results, rows: Rows) -> str:

@@ -57,6 +57,7 @@ class Significance:
         why_not: Why there is no p; None where there is one.
         corrected: The p-value after Holm's correction over a family of tests; None before, or where there is no p.
         family: How many tests that family has; None before.
+        error: The standard error of the difference; None where it is not defined.
     """
 
     test: str
@@ -68,6 +69,7 @@ class Significance:
     why_not: str | None = None
     corrected: float | None = None
     family: int | None = None
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -168,8 +170,10 @@ def welch_of_summaries(first: Summary, second: Summary) -> Significance:
     # Welch and Satterthwaite; shares of the sum, since the squares of small variances may underflow.
     shares = errors[0] / sum(errors), errors[1] / sum(errors)
     freedom = 1 / (shares[0] ** 2 / weights[0] + shares[1] ** 2 / weights[1])
-    statistic = difference / math.sqrt(sum(errors))
-    return Significance("welch", difference, difference / pooled, statistic, freedom, two_sided(statistic, freedom))
+    error = math.sqrt(sum(errors))
+    statistic = difference / error
+    p = two_sided(statistic, freedom)
+    return Significance("welch", difference, difference / pooled, statistic, freedom, p, error=error)
 
 
 def paired_t_test(first: Sequence[float], second: Sequence[float]) -> Significance:
@@ -185,7 +189,8 @@ def paired_t_test(first: Sequence[float], second: Sequence[float]) -> Significan
         return Significance("paired", found.mean, why_not="the differences of all pairs of runs are the same")
     effect = found.mean / found.deviation
     statistic, freedom = effect * math.sqrt(found.count), found.count - 1
-    return Significance("paired", found.mean, effect, statistic, freedom, two_sided(statistic, freedom))
+    p, error = two_sided(statistic, freedom), found.deviation / math.sqrt(found.count)
+    return Significance("paired", found.mean, effect, statistic, freedom, p, error=error)
 
 
 def correlate(first: Sequence[float], second: Sequence[float]) -> Correlation | None:
@@ -217,9 +222,9 @@ def two_sided(statistic: float, freedom: float) -> float:
 
 def interval_of(test: Significance, level: float = 0.95) -> tuple[float, float] | None:
     """Between which differences the true one lies with a probability of ``level``; None where there is no test."""
-    if test.statistic is None or test.freedom is None or test.statistic == 0:
+    if test.error is None or test.freedom is None:
         return None
-    reach = _within(level, test.freedom) * abs(test.difference / test.statistic)
+    reach = _within(level, test.freedom) * test.error
     return test.difference - reach, test.difference + reach
 
 
@@ -228,10 +233,10 @@ def seen_by(test: Significance, power: float = 0.8, level: float = SIGNIFICANT) 
 
     SE · (t_{1−level/2} + t_{power}), with the deviations that these runs have; None where there is no test.
     """
-    if test.statistic is None or test.freedom is None or test.statistic == 0:
+    if test.error is None or test.freedom is None:
         return None
     needed = _within(1 - level, test.freedom) + _within(2 * power - 1, test.freedom)
-    return needed * abs(test.difference / test.statistic)
+    return needed * test.error
 
 
 def _within(share: float, freedom: float) -> float:

@@ -1,7 +1,7 @@
 """The top of the page of a reproduction: what a reader comes to ask, each question with its answer, and a table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
@@ -19,7 +19,7 @@ from datransformer.report.comparisons import (
 from datransformer.report.provenance import older_settings, vectors_of
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
-from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, interval_of, ranked
+from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm, interval_of, ranked
 from datransformer.report.tables import MISSING, Column, columns_of, escaped
 from datransformer.report.verdicts import CONTRADICTED, FAILED, HELD, MOVED, NOISE, UNTESTED, Verdict, changed_in_all
 
@@ -55,12 +55,16 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
         else f"None of the paper's {len(verdicts)} claims can be tested with these runs."
     ]
     columns = {study: columns_of(STUDIES[study])[0] for study in results.studies}
-    for whom, tests in _rivals(results, comparisons, columns).items():
-        ahead, behind = (len(_clear(tests, columns, sign)) for sign in (1, -1))
-        told.append(
-            f"{METHODS[OURS]} is clearly ahead of {whom} on {ahead}, and clearly behind on {behind}, of {len(tests)} "
-            f"{_set_ups(len(tests))}."
-        )
+    rivals = _rivals(results, comparisons, columns)
+    for whom, tests in rivals.items():
+        ahead, behind = (_counted(tests, columns, sign) for sign in (1, -1))
+        if any(test.p is not None for test in tests.values()):
+            told.append(
+                f"{METHODS[OURS]} is clearly ahead of {whom} on {ahead}, and clearly behind on {behind}, of "
+                f"{len(tests)} {_set_ups(len(tests))}."
+            )
+    if rivals and len(told) == 1:
+        told.append("With one run a method no lead can be clear: that takes two at least, and the paper has five.")
     return [f"**{' '.join(told)}**", ""]
 
 
@@ -83,7 +87,7 @@ def _terms(results: Results) -> str:
     each = f" Where the paper leaves open how, each way was run: {'; '.join(ways)}." if ways else ""
     return (
         f"A set-up is a data set used in one way.{each} Clear, on all of this page, is p < {SIGNIFICANT} in Welch's "
-        "t-test over runs; here it is not corrected for how many tests there are."
+        "t-test over runs; unless it is said, p is not corrected for how many tests there are."
     )
 
 
@@ -146,6 +150,12 @@ def _could_be_seen(results: Results, columns: Mapping[str, Column]) -> list[str]
     return [
         f"Of {count} {_set_ups(count)}, they are enough to show a lead over the best of the others as large as the "
         f"paper's, with a power of {100 * POWER:.0f} %, on {seen}, and too few or too noisy on {missed}."
+        + (
+            " Claims that ask for a lead on all data at once can be contradicted by such runs, but hardly reproduced, "
+            "even if they are true."
+            if places[False]
+            else ""
+        )
     ]
 
 
@@ -193,7 +203,7 @@ def _against_linear(results: Results) -> list[str]:
         column = columns_of(STUDIES[study])[0]
         linear = results.mean(study, LINEAR, column.name)
         means = [mean for name in METHODS if (mean := results.mean(study, name, column.name)) is not None]
-        if linear is None or not means:
+        if linear is None or len(means) < len(METHODS):
             continue
         ahead = [(mean > linear) == column.higher_is_better for mean in means]
         places["all" if all(ahead) else "some" if any(ahead) else "none"].append(STUDIES[study].title)
@@ -229,7 +239,8 @@ def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> st
     ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
     parts = [f"of {len(gains)} {_set_ups(len(gains))} ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
-        parts.append(f"clearly {word} on {_listed([STUDIES[one].title for one in _clear(tests, columns, sign)])}")
+        titles = "; ".join(STUDIES[one].title for one in _clear(tests, columns, sign))
+        parts.append(f"clearly {word} on {_counted(tests, columns, sign)}{f': {titles}' if titles else ''}")
     return f"{'; '.join(parts)}."
 
 
@@ -242,6 +253,18 @@ def _clear(tests: Mapping[str, Significance], columns: Mapping[str, Column], sig
         and test.p < SIGNIFICANT
         and sign * test.difference * (1 if columns[study].higher_is_better else -1) > 0
     ]
+
+
+def _counted(tests: Mapping[str, Significance], columns: Mapping[str, Column], sign: int) -> str:
+    """On how many the first of two is clearly better, or worse, and on how many after Holm's correction over all."""
+    corrected = holm({study: test.p for study, test in tests.items()})
+    left = {study: replace(test, p=corrected[study]) for study, test in tests.items()}
+    count = len(_clear(tests, columns, sign))
+    return (
+        f"{count} ({len(_clear(left, columns, sign))} after Holm's correction)"
+        if count and len(tests) > 1
+        else str(count)
+    )
 
 
 def _listed(titles: Sequence[str]) -> str:
@@ -292,12 +315,15 @@ def at_a_glance(results: Results) -> list[str]:
     if not rows:
         return []
     last = " What stands in the last columns knows nothing of positions, and is not in the paper." if controls else ""
+    has_intervals = any("[" in cell for row in rows for cell in row)
+    intervals = (
+        "with their 95 % intervals (Welch's, over runs)" if has_intervals else "for want of runs without intervals"
+    )
     return [
         *markdown(heads, rows),
         "",
         "Means over runs on the test set, by the first metric of each set-up. Leads are in points, of RMSE by how much "
-        "it is lower, with their 95 % intervals (Welch's, over runs); beside each is that which the paper prints for "
-        f"its own data.{last}",
+        f"it is lower, {intervals}; beside each is that which the paper prints for its own data.{last}",
         "",
         *_levels(results),
     ]
@@ -326,7 +352,7 @@ def _levels(results: Results) -> list[str]:
         if paper and here is not None:
             gaps.append(f"{STUDIES[study].title} {column.shown(here - paper[PLAIN].mean / 100, '+')}")
     far = "; ".join(gaps)
-    told = f"Compare leads, not levels. In points, {METHODS[PLAIN]} is here from where the paper has it: {far}."
+    told = f"Compare leads, not levels. The {METHODS[PLAIN]} here less that of the paper, in points: {far}."
     return [told, ""] if gaps else []
 
 

@@ -221,7 +221,11 @@ def shown_p(value: float | None) -> str:
     """A p-value as far as it says something; None where there is no test."""
     if value is None:
         return "no p"
-    return "p < 0.0001" if value < 0.0001 else f"p = {value:.2g}" if value < 0.001 else f"p = {value:.3f}"
+    if value < 0.0001:
+        return "p < 0.0001"
+    short = f"{value:.2g}" if value < 0.001 else f"{value:.3f}"
+    # One that is below the bound should not look as if it were at it.
+    return f"p = {value:.3g}" if float(short) == SIGNIFICANT else f"p = {short}"
 
 
 def _interval(column: Column, interval: Interval) -> str:

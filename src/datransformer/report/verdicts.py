@@ -2,8 +2,9 @@
 
 A verdict can come out three ways. "Reproduced" needs more than means in the right order: their difference has to be
 clear, at p < 0.05 in Welch's t-test over seeds. A claim that several things hold at once is as strong as the weakest of
-them, so no correction is due: each is tested, and all have to be clear. Where data sets that the claim speaks of have
-no runs, those that have some can refute it, but not bear it out.
+them, so no correction is due: each is tested, and all have to be clear. To contradict it one of them is enough, and of
+many one comes out the other way round by chance: so that has to be clear after Holm's correction over all of them.
+Where data sets that the claim speaks of have no runs, those that have some can refute it, but not bear it out.
 """
 
 import itertools
@@ -24,11 +25,12 @@ from datransformer.report.statistics import (
     Floats,
     Significance,
     correlate,
+    holm,
     paired_t_test,
     summarise,
     welch_t_test,
 )
-from datransformer.report.tables import Column, columns_of, shown_p
+from datransformer.report.tables import Column, columns_of, escaped, shown_p
 from datransformer.train.tasks import RATING_METRICS
 
 BASELINES = ("rpr", "xl", "adapted")  # that know of distance
@@ -122,25 +124,29 @@ def _no_runs(missing: Iterable[str]) -> str:
     return f"no runs for it on {', '.join(dict.fromkeys(missing))}"
 
 
-def _judge_duels(duels: Sequence[Duel], missing: Sequence[str]) -> Verdict:
-    """Whether all are won clearly, and none is missing."""
+def _judge_duels(duels: Sequence[Duel], missing: Sequence[str], *, corrected: bool = False) -> Verdict:
+    """Whether all are won clearly, and none is missing; ``corrected`` is whether Holm's correction is in their p."""
     if not duels:
         return Verdict(UNTESTED, _no_runs(missing))
     untold = [duel for duel in duels if duel.p is None]
     noise = [duel for duel in duels if duel.p is not None and not duel.is_clear]
     lost = [duel for duel in duels if duel.is_clear and duel.gain < 0]
     won = len(duels) - len(untold) - len(noise) - len(lost)
+    by_holm = holm({number: duel.p for number, duel in enumerate(duels)})
+    against = [duel for number, duel in enumerate(duels) if duel in lost
+               and (corrected or replace(duel, p=by_holm[number]).is_clear)]  # fmt: skip
     parts = [f"clear in {won} of {len(duels)} comparisons"]
     if noise:
         parts.append(f"the difference is within noise in {len(noise)}")
     if lost:
-        parts.append(f"the other way round in {len(lost)}")
+        left = "" if corrected else f", {len(against)} of them after Holm's correction"
+        parts.append(f"the other way round in {len(lost)}{left}")
     if untold:
         parts.append(f"no test in {len(untold)}, since {untold[0].why_not}")
     if missing:
         parts.append(_no_runs(missing))
     verdict = FAILED if noise or lost else UNTESTED if untold or missing else HELD
-    return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels), bool(lost))
+    return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels), bool(against))
 
 
 def _duel(what: str, column: Column, test: Significance) -> Duel:
@@ -162,7 +168,7 @@ def _studies(results: Results, data: Iterable[str], table: str = "methods") -> t
     return found, missing
 
 
-def _first_everywhere(results: Results, comparisons: Comparisons) -> Verdict:
+def _first_everywhere(results: Results, comparisons: Comparisons, *, corrected: bool = False) -> Verdict:
     """Ours against the best of the others in every metric of the paper's tables."""
     studies, missing = _studies(results, DATA)
     duels = []
@@ -174,13 +180,13 @@ def _first_everywhere(results: Results, comparisons: Comparisons) -> Verdict:
                 duels.append(_duel(what, column, one.welch))
             if one is None or one.missing:  # what is left of the others can refute it still
                 missing.append(study)
-    return _judge_duels(duels, missing)
+    return _judge_duels(duels, missing, corrected=corrected)
 
 
 def _significant(results: Results, comparisons: Comparisons) -> Verdict:
     """As `_first_everywhere`, with each p as Holm's correction leaves it."""
     corrected = {key: replace(one, welch=replace(one.welch, p=one.welch.corrected)) for key, one in comparisons.items()}
-    verdict = _first_everywhere(results, corrected)
+    verdict = _first_everywhere(results, corrected, corrected=True)
     return replace(verdict, numbers=f"{verdict.numbers}{AFTER_HOLM if verdict.differences else ''}")
 
 
@@ -262,18 +268,20 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
     return _judge(not opposite and len(same) > len(apart) / 2, numbers, noise=not opposite)
 
 
-def _against(values: Floats, bound: float) -> float | None:
-    """P of runs that lie around a bound; None where they cannot tell."""
-    test = paired_t_test(values.tolist(), [bound] * len(values))
-    if test.p is None and len(values) >= FEW_RUNS:  # all the same: there is no noise in it
-        return float(test.difference == 0)
-    return test.p
+def _against(values: Floats, bound: float) -> Significance:
+    """The test of runs that lie around a bound."""
+    return paired_t_test(values.tolist(), [bound] * len(values))
 
 
 def _differs(values: Floats, bound: float) -> bool:
-    """Whether runs are clearly not at a bound."""
-    p = _against(values, bound)
-    return p is not None and p < SIGNIFICANT
+    """Whether runs are clearly not at a bound; where a few are all the same there is no noise in it, and no test."""
+    test = _against(values, bound)
+    return test.difference != 0 and len(values) >= FEW_RUNS if test.p is None else test.p < SIGNIFICANT
+
+
+def _shown_against(values: Floats, bound: float) -> str:
+    p = _against(values, bound).p
+    return shown_p(p) if p is not None or len(values) < FEW_RUNS else "the same in all runs"
 
 
 Levels = Mapping[str, Floats]  # w or v, [runs, heads]
@@ -324,7 +332,7 @@ def _half(levels: Levels, start_of: Start) -> Verdict:
         return _put(numbers, values, start)
     if abs(below.mean - 0.5) > NEARLY or (below.deviation or 0) > STEADY:
         return _judge(False, numbers, noise=not _differs(_below(values), heads / 2))
-    if moved.mean() < MOVED * heads:
+    if start.any() and moved.mean() < MOVED * heads:
         return _put(numbers, values, start)
     return Verdict(HELD, numbers)
 
@@ -332,7 +340,7 @@ def _half(levels: Levels, start_of: Start) -> Verdict:
 def _put(numbers: str, values: Floats, start: Floats) -> Verdict:
     """Signs of w that are those of the start tell nothing; which way all heads have gone together was learned."""
     means, before = values.mean(axis=1), float(start.mean())
-    drift = f"mean w {before:+.3f} at first, {_shown(means, 3, '+')} at the end ({shown_p(_against(means, before))})"
+    drift = f"mean w {before:+.3f} at first, {_shown(means, 3, '+')} at the end ({_shown_against(means, before)})"
     return Verdict(UNTESTED, f"{numbers}: {PUT}; {drift}", put=True)
 
 
@@ -352,7 +360,9 @@ def changed_in_all(results: Results) -> float | None:
 
 
 def _stuck(values: Floats, start: Floats) -> bool:
-    """Whether the signs of w, of values [runs, heads], are those that they were given."""
+    """Whether the signs of w, of values [runs, heads], are those that they were given; at 0 they were given none."""
+    if not start.any():
+        return False
     return bool(changed_sides(values, start).mean() < MOVED * len(start) and np.abs(values - start).mean() < STUCK)
 
 
@@ -363,17 +373,17 @@ def _most(what: str, side: int) -> Callable[[Levels, Start], Verdict]:
         values = _words(levels)
         heads = values.shape[1]
         counts = ((values * side) > 0).sum(axis=1).astype(np.float64)
-        p = _against(counts, heads / 2)
-        noise = "; the difference is within noise" if p is not None and p >= SIGNIFICANT else ""
-        numbers = f"{_shown(counts, 1)} of {heads} heads have {what} ({shown_p(p)} against half of them{noise})"
+        clear, half = _differs(counts, heads / 2), _shown_against(counts, heads / 2)
+        noise = "" if clear or len(counts) < FEW_RUNS else "; the difference is within noise"
+        numbers = f"{_shown(counts, 1)} of {heads} heads have {what} ({half} against half of them{noise})"
         if what[0] == "w":
             start = start_of(heads)
             if _stuck(values, start):
                 return _put(numbers, values, start)
         numbers += f"; mean {what[0]} {_shown(values.mean(axis=1), 3, '+')}"
-        if p is None:
+        if not clear and len(counts) < FEW_RUNS:
             return Verdict(UNTESTED, f"{numbers}: {TOO_FEW}")
-        return _judge(p < SIGNIFICANT and counts.mean() > heads / 2, numbers, noise=p >= SIGNIFICANT)
+        return _judge(clear and counts.mean() > heads / 2, numbers, noise=not clear)
 
     return judge
 
@@ -400,13 +410,14 @@ def _all_positive(levels: Levels, start_of: Start) -> Verdict:
     holds, clear, parts = True, False, []
     for level, values in levels.items():
         lowest = values.min(axis=1)
-        p = _against(lowest, 0.0)
         above = bool(lowest.mean() > 0)
         holds = holds and above and _differs(lowest, 0.0)
         clear |= not above and _differs(lowest, 0.0)
         parts.append(
-            f"{level_name(level)}: {shown_count(values)} heads have v < 0, the lowest v is {_shown(lowest, 3, '+')}"
-            + (f" ({shown_p(p)} against 0)" if above else "")
+            f"{escaped(level_name(level))}: {shown_count(values)} heads have v < 0, the lowest v is "
+            f"{_shown(lowest, 3, '+')}"
+            + (f" ({_shown_against(lowest, 0.0)} against 0)" if above else "")
+            + f", and v is {np.abs(values).mean():.3f} from its start at 0 on average"
         )
     return _judge(holds, "; ".join(parts), noise=not clear)
 
