@@ -728,7 +728,13 @@ def _read_key(path: Path) -> str:
 
 @app.command()
 def reproduce(
-    what: Annotated[list[str], typer.Argument(help="ag, amazon, sst, snli, mind, all, or probe, which needs no data.")],
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            help="ag, amazon, sst, snli, mind, all, or probe, which needs no data; or a part of one: amazon_rating, "
+            "sst_phrases, snli_siamese, snli2, snli2_siamese."
+        ),
+    ],
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the data sets and word vectors.")] = None,
     vectors: Annotated[Path | None, typer.Option(help="Word vectors. \\[those in --data-dir]")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="How often each method is trained.")] = 5,
@@ -779,11 +785,15 @@ def reproduce(
 @app.command()
 def report(
     results: Annotated[Path, typer.Argument(help="The folder of a reproduction, or its folder results.")],
-    out: Annotated[Path, typer.Option(help="The page: .md, or .html with all in one file.")] = Path("results.md"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page: .md, or .html with all in one file. \\[results.md in that folder]"),
+    ] = None,
 ) -> None:
     """Turn the results of a reproduction into a page."""
     from datransformer.report.results import write_results
 
+    out = out or results / "results.md"
     write_results(results, out)
     typer.echo(out)
 

@@ -17,16 +17,12 @@ from torch.nn.functional import softplus
 
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
-from datransformer.experiments.reproduce import DATA
 from datransformer.experiments.runs import DISTANCES, read_form
-from datransformer.experiments.search import check_failed, ending_in_words, run_trials, settle
+from datransformer.experiments.search import check_failed, data_of, ending_in_words, run_trials, settle
 from datransformer.experiments.studies import (
-    PRECISION,
     Planned,
     Settings,
     config_of,
-    find_data,
-    find_vectors,
     folder_of,
     spread,
 )
@@ -172,8 +168,7 @@ def plan_options(
     for study, seeds in SEEDS.items():
         if studies and study not in studies:
             continue
-        found = find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]
-        data = {**found, "train.precision": PRECISION[device]}
+        data = data_of(study, data_dir, out, device)
         for option, settings in {**OPTIONS, PLAIN: {}}.items():
             if options and option not in options:
                 continue
@@ -197,13 +192,7 @@ def go_beyond(
     path = out / BEYOND
     about = read_form(path, {"note": "", "settings": {}, "rows": []}, GONE_BEYOND)
     rows: list[dict[str, Any]] = about["rows"]
-    base = {}
-    for study in studies or SEEDS:
-        data = {
-            **find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0],
-            "train.precision": PRECISION[where],
-        }
-        base[study] = config_of(study, OURS, 0, data)
+    base = {study: config_of(study, OURS, 0, data_of(study, data_dir, out, where)) for study in studies or SEEDS}
     settle(about["settings"], base, {row["study"] for row in rows}, path)
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)

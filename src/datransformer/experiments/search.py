@@ -274,14 +274,20 @@ def plan_round(
     chosen = ROUNDS[name]
     wanted = {trial: settings for trial, settings in chosen.trials.items() if not trials or trial in trials}
     counts = {study: seeds for study, seeds in chosen.seeds.items() if wanted and (not studies or study in studies)}
-    found = {study: find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0] for study in counts}
+    found = {study: data_of(study, data_dir, out, device) for study in counts}
     for trial, settings in wanted.items():
         for study, seeds in counts.items():
-            data = {**BASE, **found[study], "train.precision": PRECISION[device], **settings}
+            data = {**BASE, **found[study], **settings}
             for variant in chosen.variants:
                 for seed in range(seeds):
                     config = config_of(study, variant, seed, data)
                     yield trial, Planned(study, variant, seed, "", config, folder_of(name, trial, study))
+
+
+def data_of(study: str, data_dir: Path, out: Path, device: str) -> Settings:
+    """Where a study's rows and word vectors are, and the precision of a device, as settings."""
+    found, _ = find_data(study, data_dir, out / DATA, find_vectors(data_dir))
+    return {**found, "train.precision": PRECISION[device]}
 
 
 def run_trials(todo: Sequence[Planned], out: Path, device: str, where: str) -> Iterator[tuple[Planned, Record]]:
@@ -325,11 +331,11 @@ def search(
     path = out / SEARCH
     about = read_form(path, {"note": "", "chosen": {}, "settings": {}, "trials": []}, SEARCHED)
     rows: list[dict[str, Any]] = about["trials"]
-    base = {}
-    for study in dict.fromkeys(planned.study for planned in todo):
-        data = {**BASE, **find_data(study, data_dir, out / DATA, find_vectors(data_dir))[0]}
-        base[study] = config_of(study, CONTROL, 0, {**data, "train.precision": PRECISION[where]})
-    settle(about.setdefault("settings", {}), base, {row["study"] for row in rows}, path)
+    base = {
+        study: config_of(study, CONTROL, 0, {**BASE, **data_of(study, data_dir, out, where)})
+        for study in dict.fromkeys(planned.study for planned in todo)
+    }
+    settle(about["settings"], base, {row["study"] for row in rows}, path)
     seen = {(row["round"], row.get("trial"), row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*origins[one.name], one.study, one.variant, one.seed) not in seen]
     failed = 0
