@@ -124,10 +124,9 @@ class _Worker:
                     self.queue[:0], self.held = self.held, []
             else:
                 name, record = message
-                planned = next((one for one in self.held if one.name == name), None)
-                if planned is not None:  # or it was given up for lost, and runs again
-                    self.held.remove(planned)
-                    yield planned, record
+                for ended in [one for one in self.held if one.name == name]:  # none if it was given up for lost
+                    self.held.remove(ended)
+                    yield ended, record
         except (EOFError, OSError):
             self.busy = False
             self._process.join()
