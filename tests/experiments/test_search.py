@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,10 @@ def test_trials_on_top_of_other_settings_are_not_added(
 
     path = run()
     first = path.read_text()
-    monkeypatch.setattr(search, "BASE", {**search.BASE, "train.epochs": 2})
+    base = search.BASE
+    monkeypatch.setattr(search, "BASE", {**base, "train.epochs": 2})
+    assert run() == path  # nothing is to be added
+    monkeypatch.setattr(search, "ROUNDS", {"first": replace(search.ROUNDS["first"], seeds={"sst": 3})})
     with pytest.raises(InputError, match=r"search\.json: sst was tried with another train\.epochs .*another --out"):
         run()
     about = json.loads(first)

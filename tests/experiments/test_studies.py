@@ -41,10 +41,16 @@ def test_word_vectors_are_found_as_they_are_downloaded(tmp_path: Path) -> None:
 
 
 def test_data_are_not_overwritten_where_they_are(sst: Path, tmp_path: Path) -> None:
-    for out in (sst, tmp_path / "elsewhere" / ".." / sst.name):
-        with pytest.raises(InputError, match=r"^--out: .*given is the folder that holds the data and would be overwr"):
-            find_data("sst", sst, out, None)
+    (tmp_path / "link").symlink_to(sst)
+    for given, out in ((sst, sst), (sst, tmp_path / "elsewhere" / ".." / sst.name), (tmp_path / "link", sst)):
+        before = (sst / "sst" / "train.parquet").read_bytes()
+        with pytest.raises(InputError, match=r"^--out: .*train\.parquet would be overwritten, expected another folder"):
+            find_data("sst", given, out, None)
+        assert (sst / "sst" / "train.parquet").read_bytes() == before
     assert find_data("sst", sst, sst / "out", None)[0]["files.dev"].startswith(str(sst / "out"))
+    for name in ("train.csv", "test.csv"):  # the published files are read where they are
+        (sst / name).write_text("1,a,b\n")
+    assert find_data("ag", sst, sst, None)[0]["files.dataset"] == "ag"
 
 
 def test_without_word_vectors_none_are_frozen_or_asked_for_words(sst: Path, tmp_path: Path) -> None:

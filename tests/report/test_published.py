@@ -13,6 +13,8 @@ IMAGES = "results_images"
 
 def test_the_published_page_comes_from_the_published_records() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == results_page(read_results(ROOT / "results"), IMAGES), "run: datransformer report results"
+    assert page == results_page(read_results(ROOT / "results"), IMAGES), (
+        "run: datransformer report results --out docs/results.md"
+    )
     drawn = set(re.findall(rf"\]\({IMAGES}/([^)]+)\)", page))
     assert drawn == {path.name for path in (PAGE.parent / IMAGES).iterdir()}

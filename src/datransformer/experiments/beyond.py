@@ -192,11 +192,12 @@ def go_beyond(
     path = out / BEYOND
     about = read_form(path, {"note": "", "settings": {}, "rows": []}, GONE_BEYOND)
     rows: list[dict[str, Any]] = about["rows"]
-    base = {study: config_of(study, OURS, 0, data_of(study, data_dir, out, where)) for study in studies or SEEDS}
-    settle(about["settings"], base, {row["study"] for row in rows}, path)
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
+    tried_on = dict.fromkeys(planned.study for _, planned in plan)
+    base = {study: config_of(study, OURS, 0, data_of(study, data_dir, out, where)) for study in tried_on}
+    settle(about["settings"], base, {row["study"] for row in rows}, path)
     if not plan:
         reporter.say("nothing to run: all of it is there already, or no seed is planned for it")
         if not path.exists():

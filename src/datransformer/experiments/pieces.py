@@ -182,6 +182,10 @@ def write_pieces(name: str, folder: Path, out: Path) -> Mapping[str, Path]:
     """
     if not has_pieces(name, folder):
         raise InputError(f"{folder}: expected {', '.join(PIECES[name].files)}")
+    written = {(out / f"{split}.parquet").resolve() for split in SPLITS}
+    for file in PIECES[name].files:
+        if (folder / file).resolve() in written:
+            raise InputError(f"--out: {folder / file} would be overwritten, expected another folder")
     tables = PIECES[name].read(folder)
     out.mkdir(parents=True, exist_ok=True)
     if name == "mind":

@@ -331,13 +331,13 @@ def search(
     path = out / SEARCH
     about = read_form(path, {"note": "", "chosen": {}, "settings": {}, "trials": []}, SEARCHED)
     rows: list[dict[str, Any]] = about["trials"]
+    seen = {(row["round"], row.get("trial"), row["study"], row["variant"], row["seed"]) for row in rows}
+    todo = [one for one in todo if (*origins[one.name], one.study, one.variant, one.seed) not in seen]
     base = {
         study: config_of(study, CONTROL, 0, {**BASE, **data_of(study, data_dir, out, where)})
         for study in dict.fromkeys(planned.study for planned in todo)
     }
     settle(about["settings"], base, {row["study"] for row in rows}, path)
-    seen = {(row["round"], row.get("trial"), row["study"], row["variant"], row["seed"]) for row in rows}
-    todo = [one for one in todo if (*origins[one.name], one.study, one.variant, one.seed) not in seen]
     failed = 0
     for planned, record in run_trials(todo, out, device, where):
         name, trial = origins[planned.name]
@@ -367,14 +367,14 @@ def settle(known: dict[str, Any], now: Mapping[str, RunConfig], studies: Collect
     Args:
         known: The settings so far, by study.
         now: Those to be, seeds apart.
-        studies: Which there are rows of.
+        studies: Which there are rows of already.
         path: Where they lie.
     """
-    if unknown := set(studies) - known.keys():
+    if unknown := set(studies) & now.keys() - known.keys():
         raise InputError(f"{path}: holds rows on {min(unknown)} of unknown settings; expected another --out")
     for study, config in now.items():
         settings = without_seed(settings_of(config))
-        if changed := differences(known.setdefault(study, settings), settings):
+        if changed := differences(without_seed(known.setdefault(study, settings)), settings):
             raise InputError(f"{path}: {study} was tried with another {changed[0]}; expected another --out")
 
 

@@ -315,16 +315,13 @@ def config_of(study: str, variant: str, seed: int, data: Settings, changed: Sett
 def find_data(study: str, folder: Path | None, out: Path, vectors: Path | None) -> tuple[Settings, str]:
     """Where a study's rows are, as settings, and what is to be said about them.
 
-    The published files are taken where they are; parts of them are brought into form below ``out``, which cannot be
-    where they are.
+    The published files are taken where they are; parts of them are brought into form below ``out``.
     """
     name = STUDIES[study].data
     if name == "probe":
         return {"files.dataset": "probe"}, "generated: the label is a matter of distance alone"
     if folder is None:
         raise InputError(f"--data-dir: got nothing, expected the folder that holds the data: {study} needs it")
-    if folder.resolve() == out.resolve():
-        raise InputError(f"--out: {out} is the folder that holds the data and would be overwritten; expected another")
     words: Settings = {} if vectors is None else {"data.vectors": str(vectors.resolve())}
     if has_pieces(name, folder):
         return {**_as_files(write_pieces(name, folder, out / name)), **words}, PIECES[name].caveat

@@ -305,9 +305,9 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
         "Welch's t-test, which decides what is clear, takes neither runs as paired nor their spreads as equal. A claim "
         "is reproduced where all that it says is clear on all data sets that it speaks of, each in every reading that "
         "was run: two of SST, four of SNLI. Where it is not, something is clearly the other way round, after Holm's "
-        "correction over all that the claim compares (contradicted), or the runs cannot tell (within noise). Of "
-        "several methods that a claim says are better, the worst is held against the best of those that it says are "
-        "worse; a comparison is one of these in one metric on one set-up.",
+        "correction over all that the claim compares and has picked from (contradicted), or the runs cannot tell "
+        "(within noise). Of several methods that a claim says are better, the worst is held against the best of those "
+        "that it says are worse; a comparison is one of these in one metric on one set-up.",
         "",
         "Half of the heads start with w < 0, half with w > 0. Where few change sides, claims on signs are judged by "
         "runs beyond the paper in which all start at w = 0 and w and v learn at ten times the rate, if there are such, "

@@ -224,8 +224,9 @@ def shown_p(value: float | None) -> str:
     if value < 0.0001:
         return "p < 0.0001"
     short = f"{value:.2g}" if value < 0.001 else f"{value:.3f}"
-    # One that is below the bound should not look as if it were at it.
-    return f"p = {value:.3g}" if float(short) == SIGNIFICANT else f"p = {short}"
+    if float(short) == SIGNIFICANT != value:  # one at the bound's side should not look as if it were at it
+        return f"p {'<' if value < SIGNIFICANT else '>'} {short}"
+    return f"p = {short}"
 
 
 def _interval(column: Column, interval: Interval) -> str:

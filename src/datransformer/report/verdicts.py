@@ -3,7 +3,8 @@
 A verdict can come out three ways. "Reproduced" needs more than means in the right order: their difference has to be
 clear, at p < 0.05 in Welch's t-test over seeds. A claim that several things hold at once is as strong as the weakest of
 them, so no correction is due: each is tested, and all have to be clear. To contradict it one of them is enough, and of
-many one comes out the other way round by chance: so that has to be clear after Holm's correction over all of them.
+many one comes out the other way round by chance: so that has to be clear after Holm's correction over all of them, and
+over those that they were picked from.
 Where data sets that the claim speaks of have no runs, those that have some can refute it, but not bear it out.
 """
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from datransformer.experiments.paper import METHODS, NEWS_STATISTICS, OURS, RESULTS, TEXT_STATISTICS
 from datransformer.experiments.studies import GROUPS, STUDIES, TABLES, VARIANTS
-from datransformer.report.comparisons import Key, welch_between
+from datransformer.report.comparisons import OTHERS, Key, welch_between
 from datransformer.report.records import Results
 from datransformer.report.statistics import (
     SIGNIFICANT,
@@ -46,6 +47,7 @@ STEADY = 1 / 8  # how far the runs may spread around it: two heads of 16
 MOVED = 1 / 4  # of the heads at least have to leave the side they start on; half would if the start were forgotten
 STUCK = 1 / 4  # w that end nearer to where they started than this, which is half of the widest start, have not gone far
 PUT = "most keep the sign that they were given, so that signs tell little"
+LEFT = 1 / 20  # w that start at 0 and end nearer to it than this on average are on no side worth the name
 LOOSE = 0.5  # a correlation that is not shown to be weaker than this may matter
 Comparisons = Mapping[Key, Comparison]
 
@@ -124,29 +126,35 @@ def _no_runs(missing: Iterable[str]) -> str:
     return f"no runs for it on {', '.join(dict.fromkeys(missing))}"
 
 
-def _judge_duels(duels: Sequence[Duel], missing: Sequence[str], *, corrected: bool = False) -> Verdict:
-    """Whether all are won clearly, and none is missing; ``corrected`` is whether Holm's correction is in their p."""
+def _judge_duels(duels: Sequence[Duel], missing: Sequence[str], every: Sequence[Duel] = ()) -> Verdict:
+    """Whether all are won clearly, and none is missing; ``every``: those that they were picked from, if they were."""
     if not duels:
         return Verdict(UNTESTED, _no_runs(missing))
     untold = [duel for duel in duels if duel.p is None]
     noise = [duel for duel in duels if duel.p is not None and not duel.is_clear]
     lost = [duel for duel in duels if duel.is_clear and duel.gain < 0]
     won = len(duels) - len(untold) - len(noise) - len(lost)
-    by_holm = holm({number: duel.p for number, duel in enumerate(duels)})
-    against = [duel for number, duel in enumerate(duels) if duel in lost
-               and (corrected or replace(duel, p=by_holm[number]).is_clear)]  # fmt: skip
+    against = [duel for duel in _after_holm(every or duels) if duel.is_clear and duel.gain < 0]
     parts = [f"clear in {won} of {len(duels)} comparisons"]
     if noise:
         parts.append(f"the difference is within noise in {len(noise)}")
     if lost:
-        left = "" if corrected else f", {len(against)} of them after Holm's correction"
-        parts.append(f"the other way round in {len(lost)}{left}")
+        parts.append(f"the other way round in {len(lost)}")
+    if lost or against:
+        whole = f" of all {len(every)} that they were picked from" if len(every) > len(duels) else ""
+        parts.append(f"after Holm's correction the other way round in {len(against)}{whole}")
     if untold:
         parts.append(f"no test in {len(untold)}, since {untold[0].why_not}")
     if missing:
         parts.append(_no_runs(missing))
     verdict = FAILED if noise or lost else UNTESTED if untold or missing else HELD
     return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels), bool(against))
+
+
+def _after_holm(duels: Sequence[Duel]) -> list[Duel]:
+    """With the p that Holm's correction leaves to each."""
+    corrected = holm({number: duel.p for number, duel in enumerate(duels)})
+    return [replace(duel, p=p) for duel, p in zip(duels, corrected.values(), strict=True)]
 
 
 def _duel(what: str, column: Column, test: Significance) -> Duel:
@@ -168,25 +176,28 @@ def _studies(results: Results, data: Iterable[str], table: str = "methods") -> t
     return found, missing
 
 
-def _first_everywhere(results: Results, comparisons: Comparisons, *, corrected: bool = False) -> Verdict:
+def _first_everywhere(results: Results, comparisons: Comparisons) -> Verdict:
     """Ours against the best of the others in every metric of the paper's tables."""
     studies, missing = _studies(results, DATA)
-    duels = []
+    duels: list[Duel] = []
+    every: list[Duel] = []
     for study in studies:
         for column in columns_of(STUDIES[study]):
+            tests = [welch_between(results, study, OURS, name, column.name) for name in OTHERS]
+            every += [_duel("", column, test) for test in tests if test is not None]
             one = comparisons.get((study, column.name))
             if one is not None:
                 what = f"{STUDIES[study].title}, {column.label}: {METHODS[OURS]} − {VARIANTS[one.rival].label}"
                 duels.append(_duel(what, column, one.welch))
             if one is None or one.missing:  # what is left of the others can refute it still
                 missing.append(study)
-    return _judge_duels(duels, missing, corrected=corrected)
+    return _judge_duels(duels, missing, every)
 
 
 def _significant(results: Results, comparisons: Comparisons) -> Verdict:
     """As `_first_everywhere`, with each p as Holm's correction leaves it."""
     corrected = {key: replace(one, welch=replace(one.welch, p=one.welch.corrected)) for key, one in comparisons.items()}
-    verdict = _first_everywhere(results, corrected, corrected=True)
+    verdict = _first_everywhere(results, corrected)
     return replace(verdict, numbers=f"{verdict.numbers}{AFTER_HOLM if verdict.differences else ''}")
 
 
@@ -195,10 +206,15 @@ Side = Sequence[str]
 
 def _pairs(
     results: Results, pairs: Sequence[tuple[Side, Side]], data: Iterable[str], table: str
-) -> tuple[list[Duel], list[str]]:
-    """By the first metric of every study: the worst of a first side against the best of its second side."""
+) -> tuple[list[Duel], list[str], list[Duel]]:
+    """By the first metric of every study: the worst of a first side against the best of its second side.
+
+    Returns:
+        These, the data sets that some are missing on, and all of a first side against all of its second side.
+    """
     studies, missing = _studies(results, data, table)
-    duels = []
+    duels: list[Duel] = []
+    every: list[Duel] = []
     for study in studies:
         column = columns_of(STUDIES[study])[0]
         sign = 1 if column.higher_is_better else -1
@@ -214,7 +230,9 @@ def _pairs(
             assert test is not None  # their means are known
             what = f"{STUDIES[study].title}, {column.label}: {VARIANTS[worst].label} − {VARIANTS[best].label}"
             duels.append(_duel(what, column, test))
-    return duels, missing
+            tests = [welch_between(results, study, *pair, column.name) for pair in itertools.product(first, second)]
+            every += [_duel("", column, test) for test in tests if test is not None]
+    return duels, missing, every
 
 
 def _beats(*pairs: tuple[Side, Side], data: Sequence[str] = DATA, table: str = "methods") -> Callable[..., Verdict]:
@@ -226,8 +244,8 @@ def _beats(*pairs: tuple[Side, Side], data: Sequence[str] = DATA, table: str = "
 
 def _adapted_on_short(results: Results, comparisons: Comparisons) -> Verdict:
     others = [name for name in DATA if name != "sst"]
-    short, without = _pairs(results, [(("adapted",), ("xl",))], ["sst"], "methods")
-    long, missing = _pairs(results, [(("xl",), ("adapted",))], others, "methods")
+    short, without, _ = _pairs(results, [(("adapted",), ("xl",))], ["sst"], "methods")
+    long, missing, _ = _pairs(results, [(("xl",), ("adapted",))], others, "methods")
     return _judge_duels(short + long, without + missing)
 
 
@@ -256,6 +274,11 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
             f"{len(stars)} pairs, to agree with",
         )
     noise = len(apart) - len(same) - len(opposite)
+    against = [
+        pair
+        for pair, duel in zip(apart, _after_holm([stars[pair] for pair in apart]), strict=True)
+        if duel.is_clear and pair in opposite
+    ]
     leader = comparisons.get(("amazon_rating", RATING_METRICS[0]))
     numbers = (
         f"of {len(apart)} pairs of methods that differ clearly in accuracy {len(same)} differ clearly the same way in "
@@ -265,7 +288,7 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
         column = columns_of(STUDIES["amazon_rating"])[0]
         what = f"RMSE: {METHODS[OURS]} − {VARIANTS[leader.rival].label}"
         numbers += f"; {_duel(what, column, leader.welch).text}"
-    return _judge(not opposite and len(same) > len(apart) / 2, numbers, noise=not opposite)
+    return _judge(not opposite and len(same) > len(apart) / 2, numbers, noise=not against)
 
 
 def _against(values: Floats, bound: float) -> Significance:
@@ -324,17 +347,25 @@ def _half(levels: Levels, start_of: Start) -> Verdict:
     below = summarise((_below(values) / heads).tolist())
     start = start_of(heads)
     moved = changed_sides(values, start)
-    numbers = (
-        f"{shown_count(values)} heads have w < 0, where {int((start < 0).sum())} of them start; "
-        f"{_shown(moved, 1)} have changed sides"
-    )
+    numbers = f"{shown_count(values)} heads have w < 0{_from_where(values, start)}"
     if _stuck(values, start):
         return _put(numbers, values, start)
     if abs(below.mean - 0.5) > NEARLY or (below.deviation or 0) > STEADY:
         return _judge(False, numbers, noise=not _differs(_below(values), heads / 2))
     if start.any() and moved.mean() < MOVED * heads:
         return _put(numbers, values, start)
+    if np.abs(values).mean() < LEFT:
+        return Verdict(UNTESTED, f"{numbers}: w is {np.abs(values).mean():.3f} from 0 on average, which tells little")
     return Verdict(HELD, numbers)
+
+
+def _from_where(values: Floats, start: Floats) -> str:
+    """Where heads start, and how many have changed sides; at 0 they are on none."""
+    if not start.any():
+        return ""
+    return (
+        f", where {int((start < 0).sum())} of them start; {_shown(changed_sides(values, start), 1)} have changed sides"
+    )
 
 
 def _put(numbers: str, values: Floats, start: Floats) -> Verdict:
@@ -374,14 +405,15 @@ def _most(what: str, side: int) -> Callable[[Levels, Start], Verdict]:
         heads = values.shape[1]
         counts = ((values * side) > 0).sum(axis=1).astype(np.float64)
         clear, half = _differs(counts, heads / 2), _shown_against(counts, heads / 2)
-        noise = "" if clear or len(counts) < FEW_RUNS else "; the difference is within noise"
+        too_few = _against(counts, heads / 2).p is None and len(counts) < FEW_RUNS
+        noise = "" if clear or too_few else "; the difference is within noise"
         numbers = f"{_shown(counts, 1)} of {heads} heads have {what} ({half} against half of them{noise})"
         if what[0] == "w":
             start = start_of(heads)
             if _stuck(values, start):
                 return _put(numbers, values, start)
         numbers += f"; mean {what[0]} {_shown(values.mean(axis=1), 3, '+')}"
-        if not clear and len(counts) < FEW_RUNS:
+        if too_few:
             return Verdict(UNTESTED, f"{numbers}: {TOO_FEW}")
         return _judge(clear and counts.mean() > heads / 2, numbers, noise=not clear)
 
@@ -395,8 +427,8 @@ def _one_near(levels: Levels, start_of: Start) -> Verdict:
     once = int((_below(values) == 1).sum())
     start = start_of(values.shape[1])
     numbers = (
-        f"{shown_count(values)} heads have w < 0, exactly one in {once} of {len(values)} runs; "
-        f"{_shown(changed_sides(values, start), 1)} have changed sides"
+        f"{shown_count(values)} heads have w < 0, exactly one in {once} of {len(values)} runs"
+        f"{_from_where(values, start)}"
     )
     if _stuck(values, start):
         return _put(numbers, values, start)
@@ -407,19 +439,24 @@ def _all_positive(levels: Levels, start_of: Start) -> Verdict:
     """Whether the lowest v of a run is clearly above 0, level by level."""
     if len(levels) < 2:
         return Verdict(UNTESTED, NO_NEWS)
-    holds, clear, parts = True, False, []
+    holds, parts = True, []
     for level, values in levels.items():
         lowest = values.min(axis=1)
-        above = bool(lowest.mean() > 0)
-        holds = holds and above and _differs(lowest, 0.0)
-        clear |= not above and _differs(lowest, 0.0)
+        holds = holds and bool(lowest.mean() > 0) and _differs(lowest, 0.0)
         parts.append(
             f"{escaped(level_name(level))}: {shown_count(values)} heads have v < 0, the lowest v is "
             f"{_shown(lowest, 3, '+')}"
-            + (f" ({_shown_against(lowest, 0.0)} against 0)" if above else "")
-            + f", and v is {np.abs(values).mean():.3f} from its start at 0 on average"
+            f" ({_shown_against(lowest, 0.0)} against 0), and v is {np.abs(values).mean():.3f} from its start at 0 on "
+            "average"
         )
-    return _judge(holds, "; ".join(parts), noise=not clear)
+    lows = {level: values.min(axis=1) for level, values in levels.items()}
+    corrected = holm({level: _against(lowest, 0.0).p for level, lowest in lows.items()})
+    below = [
+        _differs(lowest, 0.0) if (p := corrected[level]) is None else p < SIGNIFICANT
+        for level, lowest in lows.items()
+        if lowest.mean() < 0
+    ]
+    return _judge(holds, "; ".join(parts), noise=not any(below))
 
 
 def level_name(level: str) -> str:
