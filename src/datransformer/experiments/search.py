@@ -185,7 +185,10 @@ LONGER: dict[str, Settings] = {
     "words, dropout 0.1": {"model.dropout": 0.1},
     "words, 10 epochs, vectors at 0.3": {"train.epochs": 10, "train.vector_rate": 0.3},
     "words, 10 epochs, rate 5e-4": {"train.epochs": 10, "train.lr": 5e-4},
-}
+    "words, 10 epochs, vectors at 0.3, max pooling": {
+        "train.epochs": 10, "train.vector_rate": 0.3, "model.pooling": "max"
+    },
+}  # fmt: skip
 LONGER = {trial: {**WORDS, **settings} for trial, settings in LONGER.items()}
 # Where a mean of the weights and slow vectors helped most: with phrases, of which there are many and much alike.
 SLOW: Settings = {**WORDS, **MEAN, "train.vector_rate": 0.1}
@@ -198,6 +201,8 @@ SLOWER: dict[str, Settings] = {
     "slow, dropout 0.3, width 256": {"model.dropout": 0.3, "model.width": 256},
     "slow, decay 0.05": {"train.weight_decay": 0.05},
     "slow, 10 epochs": {"train.epochs": 10},
+    "slow, max pooling": {"model.pooling": "max"},
+    "slow, max pooling, 10 epochs": {"model.pooling": "max", "train.epochs": 10},
 }
 SLOWER = {trial: {**SLOW, **settings} for trial, settings in SLOWER.items()}
 SLOW_DOCUMENTS: dict[str, Settings] = {
