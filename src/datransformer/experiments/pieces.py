@@ -4,8 +4,11 @@ Whoever has the published files needs none of this: `datransformer.data.datasets
 subsets and stand-ins, and every table that is made from them says so.
 """
 
-from collections.abc import Callable, Mapping
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from datransformer.data.datasets import MIND_FILES, SST_FILES, locate, under
+from datransformer.data.datasets import MIND_FILES, SST_FILES, find_mind, locate, under
 from datransformer.data.errors import InputError
 from datransformer.data.readers import RowError, numbered_lines, tree_phrases
 from datransformer.data.store import atomic_path
@@ -166,8 +169,69 @@ PIECES: dict[str, Pieces] = {
 }  # fmt: skip
 
 
-# Data sets that are made of files which are published as something else.
-MADE: dict[str, Callable[[Path], Tables]] = {"sst_phrases": read_sst_trees}
+@dataclass(frozen=True)
+class Made:
+    """A data set whose splits are not the files that it is published in.
+
+    Args:
+        write: From the folder with those to files, or for MIND folders, below another; where they are, by split.
+        note: What is to be said of it.
+    """
+
+    write: Callable[[Path, Path], Mapping[str, Path]]
+    note: str = ""
+
+
+def split_mind(folder: Path, out: Path) -> Mapping[str, Path]:
+    """The last day of the training impressions for dev, as in the paper, and the published dev set for test.
+
+    The clicks of the published test set are not published.
+    """
+    splits = find_mind(folder)
+    assert splits.dev is not None
+    train, test = splits.train[0].path, splits.dev.path
+    targets = {split: out / split for split in ("train", "dev")}
+    if {target.resolve() for target in targets.values()} & {train.resolve(), test.resolve()}:
+        raise InputError(f"--out: {train} would be overwritten, expected another folder")
+    news, behaviors = (train / name for name in MIND_FILES)
+    days = Counter(day for day, _ in _days(behaviors))
+    if len(days) < 2:
+        raise InputError(f"{behaviors}: all impressions are of one day, expected several: the last one is for dev")
+    last = max(days)
+    for split, target in targets.items():
+        target.mkdir(parents=True, exist_ok=True)
+        with atomic_path(target / news.name) as part:
+            shutil.copyfile(news, part)
+        with atomic_path(target / behaviors.name) as part, part.open("wb") as file:
+            file.writelines(line for day, line in _days(behaviors) if (day == last) == (split == "dev"))
+    return {**targets, "test": test}
+
+
+def _days(behaviors: Path) -> Iterator[tuple[date, bytes]]:
+    """The day of each impression, and its line."""
+    known: dict[bytes, date] = {}
+    for number, line in numbered_lines(behaviors):
+        day = b"".join(line.split(b"\t", 3)[2:3]).partition(b" ")[0]
+        if day not in known:
+            try:
+                month, date_of_month, year = map(int, day.split(b"/"))
+                known[day] = date(year, month, date_of_month)
+            except ValueError:
+                raise InputError(
+                    f"{behaviors}, row {number}: time: got {day[:20].decode(errors='replace')!r}, expected one as "
+                    "11/14/2019 8:30:00 AM in the third of its fields"
+                ) from None
+        yield known[day], line if line.endswith(b"\n") else line + b"\n"
+
+
+MADE: dict[str, Made] = {
+    "sst_phrases": Made(lambda folder, out: write_tables(read_sst_trees(folder), out)),
+    "mind": Made(
+        split_mind,
+        "; dev is the last day of the training impressions, test the published dev set, since the clicks of the "
+        "published test set are not to be had",
+    ),
+}
 
 
 def has_pieces(name: str, folder: Path) -> bool:

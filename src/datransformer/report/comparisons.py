@@ -14,8 +14,6 @@ from datransformer.report.statistics import (
     bootstrap_difference,
     compare,
     correct,
-    ranked,
-    seen_by,
     welch_t_test,
 )
 from datransformer.report.tables import Column
@@ -24,7 +22,6 @@ from datransformer.train.tasks import LOWER_IS_BETTER
 Key = tuple[str, str]  # study, metric
 PLAIN = "vanilla"
 OTHERS = tuple(name for name in METHODS if name != OURS)
-POWER = 0.8  # share of repeats in which a lead should be found
 
 RESAMPLES = 2_000  # for a page with dozens of intervals: their ends move by a few hundredths of their length
 
@@ -61,16 +58,6 @@ def printed_lead(study: str, column: Column, rivals: Collection[str]) -> float |
     sign = 1 if column.higher_is_better else -1
     lead = min(sign * (paper[OURS].mean - paper[name].mean) for name in rivals)
     return lead / (100 if column.percent else 1)
-
-
-def lead_that_shows(results: Results, study: str, column: Column, rivals: Collection[str]) -> float | None:
-    """How far ours would have to be ahead of the best of ``rivals`` here for such runs to find it mostly (`POWER`)."""
-    means = {name: mean for name in rivals if (mean := results.mean(study, name, column.name)) is not None}
-    if not means:
-        return None
-    (best, *_), _ = ranked(means, column.higher_is_better)
-    test = welch_between(results, study, OURS, best, column.name)
-    return None if test is None else seen_by(test, POWER)
 
 
 def _with_interval(results: Results, study: str, metric: str, comparison: Comparison) -> Comparison:

@@ -6,8 +6,9 @@ from collections.abc import Set as AbstractSet
 
 from datransformer.data.errors import InputError
 from datransformer.experiments.paper import RUNS
+from datransformer.experiments.pieces import PIECES
 from datransformer.experiments.runs import Record, changed_settings, decisive
-from datransformer.experiments.studies import LINEAR, config_of, plan_study
+from datransformer.experiments.studies import LINEAR, PUBLISHED, STUDIES, config_of, plan_study
 from datransformer.report.records import Results
 from datransformer.report.tables import escaped
 
@@ -123,3 +124,13 @@ def older_settings(results: Results) -> dict[str, list[str]]:
                 raise InputError(f"{where}: settings: {error}") from error
             found.setdefault(study, {}).update(dict.fromkeys(changed_settings(record, planned)))
     return {study: list(changed) for study, changed in found.items() if changed}
+
+
+def stale(results: Results) -> dict[str, list[str]]:
+    """By study what `reproduce` would do otherwise today: settings, and data of which it would say something else."""
+    found = older_settings(results)
+    for study in results.studies:
+        name, caveat = STUDIES[study].data, results.any_run(study)["caveat"]
+        if name in PIECES and caveat != PIECES[name].caveat and not caveat.startswith(PUBLISHED):
+            found.setdefault(study, []).append("the data")
+    return found

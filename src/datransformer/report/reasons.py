@@ -1,8 +1,9 @@
 """Why claims of the paper hold or not, as far as the records tell.
 
-What is to win, which leads such runs can see at all, how far w and v go, who is sharp, and whether it matters on which
-side of a word another is.
+What is to win, how far w and v go, who is sharp, and whether it matters on which side of a word another is.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -11,12 +12,12 @@ from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.runs import reported
 from datransformer.experiments.studies import CONTROL, STUDIES, VARIANTS
-from datransformer.report.comparisons import OTHERS, PLAIN, POWER, lead_that_shows, printed_lead, welch_between
+from datransformer.report.comparisons import welch_between
 from datransformer.report.records import Results
 from datransformer.report.searched import Rows, difference_to_plain
-from datransformer.report.statistics import SIGNIFICANT, Floats, paired_t_test, ranked, welch_t_test
+from datransformer.report.statistics import SIGNIFICANT, Floats, Significance, paired_t_test, ranked, welch_t_test
 from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
-from datransformer.report.verdicts import changed_sides, level_name, shown_count
+from datransformer.report.verdicts import changed_in_all, changed_sides, level_name, shown_count
 
 EXPONENT = "mapping_exponent"
 APART = 5  # words, for an example
@@ -30,7 +31,6 @@ def reasons(results: Results) -> list[str]:
     """The lines of the section; none where there is nothing to tell."""
     return [
         *_to_win(results),
-        *_visible(results),
         *_moved(results),
         *_used(results),
         *_from_zero(results),
@@ -69,43 +69,6 @@ def _to_win(results: Results) -> list[str]:
     ]
 
 
-def _visible(results: Results) -> list[str]:
-    """Which leads could have been seen, and whether those that the paper prints are among them."""
-    rows = []
-    for study in results.studies:
-        column = columns_of(STUDIES[study])[0]
-        cells = []
-        for rivals in ((PLAIN,), OTHERS):
-            least, paper = lead_that_shows(results, study, column, rivals), printed_lead(study, column, rivals)
-            told = MISSING if paper is None else column.shown(paper, "+")
-            enough = "" if least is None or paper is None else ", enough" if paper >= least else ", too small"
-            cells += [MISSING if least is None else column.shown(least, "+"), f"{told}{enough}"]
-        if cells[0] != MISSING:
-            rows.append([f"{STUDIES[study].title}, {column.label}", *cells])
-    if not rows:
-        return []
-    return [
-        "",
-        "### Which leads could these runs have shown?",
-        "",
-        f"How far {METHODS[OURS]} has to be ahead to be so clearly in {100 * POWER:.0f} % of repeats with as many "
-        "runs, which spread as much as these do; and whether the paper's lead, on its data, is enough for that. Where "
-        "it is too small, “within noise” says little. Where it is enough and no clear lead was measured, so large a "
-        "one is unlikely.",
-        "",
-        *markdown(
-            [
-                "data",
-                f"needed over {METHODS[PLAIN]}",
-                "the paper's",
-                "needed over the best of the others",
-                "the paper's",
-            ],
-            rows,
-        ),
-    ]
-
-
 def _moved(results: Results) -> list[str]:
     """How far w and v are from where they began."""
     rows = []
@@ -125,15 +88,17 @@ def _moved(results: Results) -> list[str]:
                     f"{changed.mean():.1f} of {heads}",
                 ]
             )
-    if not rows:
+    changed_anywhere = changed_in_all(results)
+    if changed_anywhere is None:
         return []
     return [
         "",
         "### How far do w and v go?",
         "",
         "The mean over heads and runs of how far each ends from where it began, the farthest in brackets, and how many "
-        "heads change from near to far or back. Where few do, the signs of w tell of the start, not of the data. A "
-        "higher rate for w and v, and other starts, are among what is tried beyond the paper.",
+        f"heads change from near to far or back: {100 * changed_anywhere:.0f} % of all. Where few do, the signs of w "
+        "tell of the start, not of the data. A higher rate for w and v, and other starts, are among what is tried "
+        "beyond the paper.",
         "",
         *markdown(["data", "steps", "w", "v", "heads that change sides"], rows),
     ]
@@ -221,41 +186,61 @@ def _range(values: Floats) -> str:
     return f"{values.min(axis=1).mean():+.2f}, {values.max(axis=1).mean():+.2f}"
 
 
+def _entropies(results: Results) -> dict[str, dict[str, Floats]]:
+    """By study and method, of each run the mean over its heads; of studies that have the control, vanilla and ours."""
+    found: dict[str, dict[str, Floats]] = {}
+    for study in results.studies:
+        measured = {name: results.measured(study, name, "entropy") for name in (CONTROL, *SHARP)}
+        if all(len(measured[name]) for name in (CONTROL, "vanilla", OURS)):
+            found[study] = {name: runs.mean(axis=1) for name, runs in measured.items() if len(runs)}
+    return found
+
+
+def _sharpness(entropies: Mapping[str, Floats], name: str) -> Significance | None:
+    """A method's entropy against that of the control; None where it has no runs."""
+    if name not in entropies:
+        return None
+    return welch_t_test(entropies[name].tolist(), entropies[CONTROL].tolist())
+
+
+def sharper_than_control(results: Results) -> dict[str, tuple[int, int]]:
+    """On how many studies a method's attention is clearly sharper than without positions, and of how many."""
+    counts = {}
+    for name in SHARP:
+        tests = [_sharpness(found, name) for found in _entropies(results).values()]
+        known = [(test.p, test.difference) for test in tests if test is not None and test.p is not None]
+        if known:
+            counts[name] = (sum(p < SIGNIFICANT and gap < 0 for p, gap in known), len(known))
+    return counts
+
+
 def _sharp(results: Results) -> list[str]:
     """Whether ours is soft, or what it is held against sharp."""
-    entropies: dict[str, dict[str, Floats]] = {}
-    for study in results.studies:
-        found = {name: results.measured(study, name, "entropy") for name in (CONTROL, *SHARP)}
-        if all(len(found[name]) for name in (CONTROL, "vanilla", OURS)):
-            entropies[study] = {name: runs.mean(axis=1) for name, runs in found.items() if len(runs)}
-    if not entropies:
-        return []
     rows = []
-    below, tested = dict.fromkeys(SHARP, 0), dict.fromkeys(SHARP, 0)
-    for study, found in entropies.items():
-        cells = [f"{found[CONTROL].mean():.3f}"]
-        for name in SHARP:
-            if name not in found:
-                cells.append(MISSING)
-                continue
-            test = welch_t_test(found[name].tolist(), found[CONTROL].tolist())
-            tested[name] += test.p is not None
-            below[name] += test.p is not None and test.p < SIGNIFICANT and test.difference < 0
-            cells.append(f"{found[name].mean():.3f} ({test.difference:+.3f}, {shown_p(test.p)})")
-        rows.append([STUDIES[study].title, *cells])
-    counts = ", ".join(f"{VARIANTS[name].label} on {below[name]} of {tested[name]}" for name in SHARP if tested[name])
+    for study, found in _entropies(results).items():
+        tests = [_sharpness(found, name) for name in SHARP]
+        shown = [
+            MISSING if test is None else f"{found[name].mean():.3f} ({test.difference:+.3f}, {shown_p(test.p)})"
+            for name, test in zip(SHARP, tests, strict=True)
+        ]
+        rows.append([STUDIES[study].title, f"{found[CONTROL].mean():.3f}", *shown])
+    if not rows:
+        return []
+    counts = sharper_than_control(results)
+    sharper, _ = counts.get(EXPONENT, (0, 0))
+    listed = ", ".join(f"{VARIANTS[name].label} on {below} of {count}" for name, (below, count) in counts.items())
     return [
         "",
         "### Who is sharp?",
         "",
         "The entropy of attention, 1 where all keys weigh the same, the mean over heads and runs; in brackets the "
         f"difference to {VARIANTS[CONTROL].label}, which is the Transformer without its sinusoids, and p in "
-        f"Welch's t-test.{f' Clearly sharper than that: {counts}.' if counts else ''}",
+        f"Welch's t-test.{f' Clearly sharper than that: {listed}.' if listed else ''}",
         "",
         "What the learnable sigmoid can do is bounded. f lies between 0 and 1 + eᵛ, 2 at v = 0: it can double a score, "
         "or shrink it to 0, which is also what the ReLU makes of a score below 0. A key with the score 0 still "
         "counts e⁰ = 1 in the softmax; it is not taken out. The exponent is bounded at e⁵⁰ alone"
-        f"{_exponent(results, sharper=below[EXPONENT] > 0)}.",
+        f"{_exponent(results, sharper=sharper > 0)}.",
         "",
         *markdown(["data", *(VARIANTS[name].label for name in (CONTROL, *SHARP))], rows),
     ]

@@ -48,8 +48,9 @@ READING = (
     "underlined, however little lies between them. The paper's numbers stand beside them wherever the data have its "
     "name, in whatever reading, subsets and stand-ins too. What decides on this page is Welch's t-test over runs. "
     "Below the tables the paired test, which takes runs of one seed as a pair, and an interval over test items, which "
-    "are drawn anew with replacement, say what else can be said of these runs; neither stands for other seeds. Holm's "
-    "correction is over all comparisons of DA-Transformer with the best of the others on this page, one a metric."
+    "are drawn anew with replacement, say what else can be said of these very runs; neither stands for other seeds. d "
+    "is the difference in standard deviations of the runs, d_z in those of the differences of pairs. Holm's correction "
+    "is over all comparisons of DA-Transformer with the best of the others on this page, one a metric."
 )
 WRITTEN_DOWN = (
     "That the attention is what the paper writes down is held by tests (`tests/ops/test_attention.py`): against Eq. 5 "
@@ -304,14 +305,17 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
     return [
         "Welch's t-test, which decides what is clear, takes neither runs as paired nor their spreads as equal. A claim "
         "is reproduced where all that it says is clear on all data sets that it speaks of, each in every reading that "
-        "was run: two of SST, four of SNLI. Where it is not, something is clearly the other way round, after Holm's "
-        "correction over all that the claim compares and has picked from (contradicted), or the runs cannot tell "
-        "(within noise). Of several methods that a claim says are better, the worst is held against the best of those "
-        "that it says are worse; a comparison is one of these in one metric on one set-up.",
+        "was run: two of SST, four of SNLI. It is contradicted where something is clearly the other way round on a "
+        "data set in every reading, after Holm's correction over all that the claim compares and has picked from; "
+        "where that is so in some readings alone, the verdict says so, since the paper had one and does not say "
+        "which. Undecided is what these runs cannot tell. Of several methods that a claim says are better, the worst "
+        "is held against the best of those that should be worse; a comparison is one of these in one metric on one "
+        "set-up.",
         "",
         "Half of the heads start with w < 0, half with w > 0. Where few change sides, claims on signs are judged by "
         "runs beyond the paper in which all start at w = 0 and w and v learn at ten times the rate, if there are such, "
-        "and else not testable. v starts at 0.",
+        "and else not testable. v starts at 0; where it has hardly left that, or went either way as if signs were "
+        "tossed, it contradicts nothing.",
         "",
         *word_table(["the paper says", "verdict", "numbers"], rows),
         *(

@@ -56,7 +56,7 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
     rows: Rows = beyond["rows"]
     columns = [
         (study, split)
-        for study in dict.fromkeys(row["study"] for row in rows)
+        for study in _comparable(results, rows)
         for split in ("dev", "test")
         if any(row["study"] == study and split in row for row in rows)
     ]
@@ -85,9 +85,20 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _comparable(results: Results, rows: Rows) -> list[str]:
+    """The data sets on which options were tried that have runs to be held against."""
+    tried = dict.fromkeys(row["study"] for row in rows)
+    return [
+        study
+        for study in tried
+        if results.plain(study) or any((row["study"], row["option"]) == (study, PLAIN) for row in rows)
+    ]
+
+
 def _left_out(results: Results, rows: Rows) -> list[str]:
     """Which runs have nothing to be held against."""
-    tried = [row["study"] for row in rows if row["option"] != PLAIN and not results.plain(row["study"])]
+    there = _comparable(results, rows)
+    tried = [row["study"] for row in rows if row["study"] not in there]
     told = ", ".join(f"{tried.count(study):,} on {STUDIES[study].title}" for study in dict.fromkeys(tried))
     return ["", f"Held against nothing, for want of runs of the same settings on this page: {told}."] if told else []
 
@@ -127,7 +138,8 @@ def options_of(rows: Rows) -> list[str]:
 def _sharpness(results: Results, rows: Rows) -> list[str]:
     """What options do to the entropy of attention, where that was measured."""
     measured = [row for row in rows if "entropy" in row]
-    studies = list(dict.fromkeys(row["study"] for row in measured if row["option"] != PLAIN))
+    there = _comparable(results, rows)
+    studies = [study for study in there if any(row["study"] == study and row["option"] != PLAIN for row in measured)]
     if not studies:
         return []
     column = Column("entropy", "entropy", percent=False, digits=3)

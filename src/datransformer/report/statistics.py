@@ -228,17 +228,6 @@ def interval_of(test: Significance, level: float = 0.95) -> tuple[float, float] 
     return test.difference - reach, test.difference + reach
 
 
-def seen_by(test: Significance, power: float = 0.8, level: float = SIGNIFICANT) -> float | None:
-    """How large a true difference has to be for such runs to find p < ``level`` in a share ``power`` of repeats.
-
-    SE · (t_{1−level/2} + t_{power}), with the deviations that these runs have; None where there is no test.
-    """
-    if test.error is None or test.freedom is None:
-        return None
-    needed = _within(1 - level, test.freedom) + _within(2 * power - 1, test.freedom)
-    return needed * test.error
-
-
 def _within(share: float, freedom: float) -> float:
     """How far from 0 a ``share`` of Student's T lies at most."""
     low, high = 0.0, 1.0

@@ -1,27 +1,36 @@
 """The top of the page of a reproduction: what a reader comes to ask, each question with its answer, and a table."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
-from datransformer.experiments.studies import CONTROL, LINEAR, STUDIES, VARIANTS
+from datransformer.experiments.studies import CONTROL, GROUPS, LINEAR, PUBLISHED, STUDIES, VARIANTS
 from datransformer.report.comparisons import (
     OTHERS,
     PLAIN,
-    POWER,
     Key,
-    lead_that_shows,
     printed_lead,
     printed_of,
     welch_between,
 )
-from datransformer.report.provenance import older_settings, vectors_of
+from datransformer.report.provenance import stale, vectors_of
+from datransformer.report.reasons import sharper_than_control
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
 from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm, interval_of, ranked
 from datransformer.report.tables import MISSING, Column, columns_of, escaped
-from datransformer.report.verdicts import CONTRADICTED, FAILED, HELD, MOVED, NOISE, UNTESTED, Verdict, changed_in_all
+from datransformer.report.verdicts import (
+    CONTRADICTED,
+    FAILED,
+    HELD,
+    PARTLY,
+    UNDECIDED,
+    UNTESTED,
+    Verdict,
+    name_of,
+)
 
 ABOUT = (
     "Do the claims of “DA-Transformer: Distance-aware Transformer” (Wu, Wu and Huang, NAACL 2021, arXiv:2010.06925) "
@@ -42,31 +51,38 @@ SAME_FOR_ALL = (
 )
 BEST = "the best of the paper's other methods"
 CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
+STALE = "†"
 
 
 def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: Sequence[Verdict]) -> list[str]:
     """All of it in a few sentences."""
-    failed = [one for one in verdicts if one.verdict == FAILED]
-    other = sum(one.contradicted for one in failed)
-    held, untested = (sum(one.verdict == kind for one in verdicts) for kind in (HELD, UNTESTED))
-    told = [
-        f"Of the paper's {len(verdicts)} claims {held} are {HELD}, {len(failed)} are {FAILED} ({other} {CONTRADICTED}, "
-        f"{len(failed) - other} {NOISE}), and {untested} are {UNTESTED}."
-        if untested < len(verdicts)
+    counts = Counter(one.how if one.verdict == FAILED else one.verdict for one in verdicts)
+    failed = sum(one.verdict == FAILED for one in verdicts)
+    ways = ", ".join(f"{counts[how]} {how}" for how in (CONTRADICTED, PARTLY, UNDECIDED) if counts[how])
+    claims = (
+        f"Of the paper's {len(verdicts)} claims {counts[HELD]} are {HELD}, {failed} are {FAILED}"
+        f"{f' ({ways})' if ways else ''}, and {counts[UNTESTED]} are {UNTESTED}."
+        if counts[UNTESTED] < len(verdicts)
         else f"None of the paper's {len(verdicts)} claims can be tested with these runs."
-    ]
+    )
     columns = {study: columns_of(STUDIES[study])[0] for study in results.studies}
     rivals = _rivals(results, comparisons, columns)
+    told = []
     for whom, tests in rivals.items():
         ahead, behind = (_counted(tests, columns, sign, whom) for sign in (1, -1))
         if any(test.p is not None for test in tests.values()):
+            where = f" ({_data_sets(tests)}, some used in several ways)" if not told and len(tests) > 1 else ""
             told.append(
-                f"{METHODS[OURS]} is clearly ahead of {whom} on {ahead}, and clearly behind on {behind}, of "
-                f"{len(tests)} {_set_ups(len(tests))}."
+                f"{METHODS[OURS]} is clearly ahead of {whom} on {ahead} of {len(tests)} {_set_ups(len(tests))}{where}, "
+                f"and clearly behind on {behind}."
             )
-    if rivals and len(told) == 1:
+    if rivals and not told:
         why_not = next(test.why_not for tests in rivals.values() for test in tests.values())
         told.append(f"No lead can be clear: {why_not}.")
+    told.append(claims)
+    caveats = [results.any_run(study)["caveat"] for study in results.studies if STUDIES[study].data != "probe"]
+    if any(not caveat.startswith(PUBLISHED) for caveat in caveats):
+        told.append("Most of the data are parts of the paper's, or stand-ins for them: leads here are of these data.")
     return [f"**{' '.join(told)}**", ""]
 
 
@@ -76,7 +92,6 @@ def in_short(results: Results, comparisons: Mapping[Key, Comparison]) -> list[st
     answers = {
         "Does it win?": _wins(results, comparisons, first),
         "By as much as in the paper?": _held_against_paper(results, first),
-        "Can these runs tell?": _could_be_seen(results, first),
         "What are positions worth here?": _against_controls(results, first) + _against_linear(results),
         "Why?": _why(results),
         "How far can this be trusted?": _trust(results),
@@ -89,7 +104,9 @@ def _terms(results: Results) -> str:
     each = f" Where the paper leaves open how, each way was run: {'; '.join(ways)}." if ways else ""
     return (
         f"A set-up is a data set used in one way.{each} Clear, on all of this page, is p < {SIGNIFICANT} in Welch's "
-        "t-test over runs; unless it is said, p is not corrected for how many tests there are."
+        "t-test over runs; unless it is said, p is not corrected for how many tests there are. Up here Holm's "
+        f"correction is over the set-ups, and where the best of the others is ahead p counts {len(OTHERS)} times, "
+        "since that was picked after the runs."
     )
 
 
@@ -123,45 +140,22 @@ def _wins(results: Results, comparisons: Mapping[Key, Comparison], columns: Mapp
 
 
 def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list[str]:
-    """Whether the lead over the plain Transformer that the paper prints can be the one that was measured."""
-    places: dict[str, list[str]] = {"larger": [], "smaller": [], "not": []}
-    for study, column in columns.items():
-        lead, paper = lead_over(results, study, column, PLAIN), printed_lead(study, column, (PLAIN,))
-        if lead is not None and lead.interval is not None and paper is not None:
-            low, high = lead.interval
-            places["larger" if paper > high else "smaller" if paper < low else "not"].append(STUDIES[study].title)
-    larger, smaller, inside = map(_listed, places.values())
-    count = sum(map(len, places.values()))
-    if not count:
-        return []
-    return [
-        f"Of {count} {_set_ups(count)} for which the paper prints a lead over {METHODS[PLAIN]}, the one measured here "
-        f"is smaller on {larger}, larger on {smaller}, and compatible on {inside}, where the paper's is within its "
-        "95 % interval."
-    ]
-
-
-def _could_be_seen(results: Results, columns: Mapping[str, Column]) -> list[str]:
-    """On which data a lead over all others as large as the paper's would have been seen."""
-    places: dict[bool, list[str]] = {True: [], False: []}
-    for study, column in columns.items():
-        least, paper = lead_that_shows(results, study, column, OTHERS), printed_lead(study, column, OTHERS)
-        if least is not None and paper is not None:
-            places[paper >= least].append(STUDIES[study].title)
-    seen, missed = map(_listed, places.values())
-    count = sum(map(len, places.values()))
-    if not count:
-        return []
-    return [
-        f"Of {count} {_set_ups(count)}, they are enough to show a lead over the best of the others as large as the "
-        f"paper's, with a power of {100 * POWER:.0f} %, on {seen}, and too few or too noisy on {missed}."
-        + (
-            " Claims that ask for a lead on all data at once can be contradicted by such runs, but hardly reproduced, "
-            "even if they are true."
-            if places[False]
-            else ""
-        )
-    ]
+    """Whether the leads that the paper prints can be those that were measured."""
+    told = []
+    for whom, rivals in ((f"the plain {METHODS[PLAIN]}", (PLAIN,)), (BEST, OTHERS)):
+        places: dict[str, list[str]] = {"larger": [], "smaller": [], "not": []}
+        for study, column in columns.items():
+            lead, paper = lead_over(results, study, column, rivals), printed_lead(study, column, rivals)
+            if lead is not None and lead.interval is not None and paper is not None:
+                low, high = lead.interval
+                places["larger" if paper > high else "smaller" if paper < low else "not"].append(study)
+        larger, smaller, inside = map(_listed, places.values())
+        if count := sum(map(len, places.values())):
+            told.append(
+                f"The paper's lead over {whom} is too large for the one measured here, ruled out by its interval, on "
+                f"{larger} of {count} {_set_ups(count)}; too small on {smaller}; and within the interval on {inside}."
+            )
+    return told
 
 
 @dataclass(frozen=True)
@@ -169,22 +163,32 @@ class Lead:
     """Of ours over another method, more is better.
 
     Args:
+        rival: The method.
         gain: Over the runs.
         interval: In which the true one lies, if there is a test.
     """
 
+    rival: str
     gain: float
     interval: tuple[float, float] | None
 
 
-def lead_over(results: Results, study: str, column: Column, rival: str) -> Lead | None:
-    """By how much ours is better than ``rival``, and between which leads the true one lies."""
-    test = welch_between(results, study, OURS, rival, column.name)
+def lead_over(results: Results, study: str, column: Column, rivals: Sequence[str]) -> Lead | None:
+    """By how much ours is better than the best of ``rivals``, and between which leads the true one lies.
+
+    The best is picked after the runs, so the interval is one that would hold of all of them at once (Bonferroni).
+    """
+    means = {name: mean for name in rivals if (mean := results.mean(study, name, column.name)) is not None}
+    if not means:
+        return None
+    (best, *_), _ = ranked(means, column.higher_is_better)
+    test = welch_between(results, study, OURS, best, column.name)
     if test is None:
         return None
-    sign, ends = (1 if column.higher_is_better else -1), interval_of(test)
+    sign = 1 if column.higher_is_better else -1
+    ends = interval_of(test, 1 - SIGNIFICANT / len(means))
     low, high = sorted(sign * end for end in ends) if ends is not None else (None, None)
-    return Lead(sign * test.difference, None if low is None or high is None else (low, high))
+    return Lead(best, sign * test.difference, None if low is None or high is None else (low, high))
 
 
 def _against_controls(results: Results, columns: Mapping[str, Column]) -> list[str]:
@@ -211,30 +215,36 @@ def _against_linear(results: Results) -> list[str]:
         if linear is None or len(means) < len(METHODS):
             continue
         ahead = [(mean > linear) == column.higher_is_better for mean in means]
-        places["all" if all(ahead) else "some" if any(ahead) else "none"].append(STUDIES[study].title)
+        places["all" if all(ahead) else "some" if any(ahead) else "none"].append(study)
     if not any(places.values()):
         return []
-    told = "; ".join(f"{many} on {_listed(titles)}" for many, titles in places.items() if titles)
+    told = "; ".join(f"{many} on {_listed(studies)}" for many, studies in places.items() if studies)
     return [f"Of the paper's five methods ahead of {VARIANTS[LINEAR].label}: {told}."]
 
 
 def _why(results: Results) -> list[str]:
     """What is known of the reasons, with the section that has more."""
     told = []
-    if (changed := changed_in_all(results)) is not None:
-        far = "" if changed >= MOVED else ": the signs of w are mostly those of the start"
-        told.append(f"{100 * changed:.0f} % of all heads end with w on another side of 0 than they began on{far}.")
+    if counts := sharper_than_control(results):
+        listed = ", ".join(f"{VARIANTS[name].label} on {below} of {count}" for name, (below, count) in counts.items())
+        told.append(
+            "f is at most 1 + eᵛ, about 2 here, and a key whose score it shrinks to 0 still counts e⁰ = 1 in the "
+            f"softmax. Attention clearly sharper than without positions: {listed}."
+        )
     if results.beyond is not None:
-        told.append(f"Tried beyond the paper, on dev: {clear_options(results, results.beyond['rows'])}.")
+        told.append(
+            f"The distance does not tell a word before from one behind. Tried beyond the paper, on dev: "
+            f"{clear_options(results, results.beyond['rows'])}."
+        )
     return [*told, "More is below, under What may explain it."] if told else []
 
 
 def _trust(results: Results) -> list[str]:
     """What to bear in mind."""
     told = [f"What the data are is said below. {SAME_FOR_ALL}"]
-    if older := older_settings(results):
+    if older := stale(results):
         titles = "; ".join(STUDIES[study].title for study in older)
-        told.append(f"The runs on {titles} had other settings than `reproduce` has now: see the end of Choices.")
+        told.append(f"The runs on {titles} ({STALE}) had other settings or data than `reproduce` takes now.")
     return told
 
 
@@ -244,7 +254,7 @@ def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column], whom:
     ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
     parts = [f"of {len(gains)} {_set_ups(len(gains))} ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
-        titles = "; ".join(STUDIES[one].title for one in _clear(tests, columns, sign))
+        titles = "; ".join(_by_data(_clear(tests, columns, sign), tests))
         parts.append(f"clearly {word} on {_counted(tests, columns, sign, whom)}{f': {titles}' if titles else ''}")
     return f"{'; '.join(parts)}."
 
@@ -276,10 +286,24 @@ def _counted(tests: Mapping[str, Significance], columns: Mapping[str, Column], s
     )
 
 
-def _listed(titles: Sequence[str]) -> str:
+def _listed(studies: Sequence[str]) -> str:
     """How many, and which."""
-    which = "; ".join(titles)
-    return f"{len(titles)} ({which})" if titles else "0"
+    return f"{len(studies)} ({'; '.join(STUDIES[study].title for study in studies)})" if studies else "0"
+
+
+def _by_data(some: Collection[str], every: Collection[str]) -> list[str]:
+    """Studies by the data that they use, and in how many of the ways that there are."""
+    told = []
+    for group, studies in GROUPS.items():
+        mine, ways = ([study for study in studies if study in among] for among in (some, every))
+        if mine:
+            told.append(f"{name_of(group)} in {len(mine)} of {len(ways)} ways" if len(ways) > 1 else name_of(group))
+    return told
+
+
+def _data_sets(studies: Collection[str]) -> str:
+    count = len(_by_data(studies, studies))
+    return f"{count} data set{'' if count == 1 else 's'}"
 
 
 def _set_ups(count: int) -> str:
@@ -289,24 +313,26 @@ def _set_ups(count: int) -> str:
 def at_a_glance(results: Results) -> list[str]:
     """Where ours stands among the paper's methods on each data set, by means alone."""
     controls = [name for name in CONTROLS if any(results.runs(study, name) for study in results.studies)]
+    older = stale(results)
     rows = []
     for study in results.studies:
         column = columns_of(STUDIES[study])[0]
         means = {name: mean for name in METHODS if (mean := results.mean(study, name, column.name)) is not None}
-        if OURS not in means or len(means) < 2:
+        lead = lead_over(results, study, column, OTHERS)
+        if OURS not in means or lead is None:
             continue
         others = {name: mean for name, mean in means.items() if name != OURS}
-        (best, *_), _ = ranked(others, column.higher_is_better)
         sign = 1 if column.higher_is_better else -1
         place = 1 + sum(sign * mean > sign * means[OURS] for mean in others.values())
         rows.append(
             [
-                f"{STUDIES[study].title}, {column.label}{'' if column.higher_is_better else ' (less is better)'}",
+                f"{STUDIES[study].title}{f' {STALE}' if study in older else ''}, {column.label}"
+                f"{'' if column.higher_is_better else ' (less is better)'}",
                 column.shown(means[OURS]),
                 f"{place} of {len(means)}",
-                f"{column.shown(others[best])} ({METHODS[best]})",
-                *_leads(results, study, column, best, OTHERS),
-                *_leads(results, study, column, PLAIN, (PLAIN,)),
+                f"{column.shown(others[lead.rival])} ({METHODS[lead.rival]})",
+                *_leads(column, lead, printed_lead(study, column, OTHERS)),
+                *_leads(column, lead_over(results, study, column, (PLAIN,)), printed_lead(study, column, (PLAIN,))),
                 *(_shown_mean(results, study, name, column) for name in controls),
             ]
         )
@@ -325,12 +351,17 @@ def at_a_glance(results: Results) -> list[str]:
         return []
     last = " What stands in the last columns knows nothing of positions, and is not in the paper." if controls else ""
     has_intervals = any("[" in cell for row in rows for cell in row)
-    intervals = "with their 95 % intervals (Welch's, over runs)" if has_intervals else "here without intervals"
+    intervals = (
+        "with their 95 % intervals (Welch's, over runs; wider over the best, which is picked after the runs)"
+        if has_intervals
+        else "here without intervals"
+    )
+    dagger = f" {STALE} Made with settings or data that `reproduce` no longer takes." if older else ""
     return [
         *markdown(heads, rows),
         "",
         "Means over runs on the test set, by the first metric of each set-up. Leads are in points, of RMSE by how much "
-        f"it is lower, {intervals}; beside each is that which the paper prints for its own data.{last}",
+        f"it is lower, {intervals}; beside each is that which the paper prints for its own data.{last}{dagger}",
         "",
         *_levels(results),
     ]
@@ -359,13 +390,12 @@ def _levels(results: Results) -> list[str]:
         if paper and here is not None:
             gaps.append(f"{STUDIES[study].title} {column.shown(here - paper[PLAIN].mean / 100, '+')}")
     far = "; ".join(gaps)
-    told = f"Compare leads, not levels. The {METHODS[PLAIN]} here less that of the paper, in points: {far}."
+    told = f"Compare leads, not levels. {METHODS[PLAIN]} here minus {METHODS[PLAIN]} in the paper, in points: {far}."
     return [told, ""] if gaps else []
 
 
-def _leads(results: Results, study: str, column: Column, rival: str, rivals: Sequence[str]) -> list[str]:
-    """The lead over ``rival`` with its interval, and the paper's over the best of ``rivals``."""
-    lead, paper = lead_over(results, study, column, rival), printed_lead(study, column, rivals)
+def _leads(column: Column, lead: Lead | None, paper: float | None) -> list[str]:
+    """A lead with its interval, and the paper's."""
     ends = "" if lead is None or lead.interval is None else ", ".join(column.shown(end, "+") for end in lead.interval)
     return [
         MISSING if lead is None else f"{column.shown(lead.gain, '+')}{f' [{ends}]' if ends else ''}",

@@ -7,7 +7,7 @@ from html import escape
 
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METRICS, Printed
-from datransformer.experiments.studies import Study
+from datransformer.experiments.studies import LINEAR, Study
 from datransformer.report.statistics import (
     SIGNIFICANT,
     TEST_NAMES,
@@ -225,7 +225,8 @@ def shown_p(value: float | None) -> str:
         return "p < 0.0001"
     short = f"{value:.2g}" if value < 0.001 else f"{value:.3f}"
     if float(short) == SIGNIFICANT != value:  # one at the bound's side should not look as if it were at it
-        return f"p {'<' if value < SIGNIFICANT else '>'} {short}"
+        longer = f"{value:.4f}"
+        return f"p = {longer}" if float(longer) != SIGNIFICANT else f"p {'<' if value < SIGNIFICANT else '>'} {short}"
     return f"p = {short}"
 
 
@@ -235,14 +236,14 @@ def _interval(column: Column, interval: Interval) -> str:
 
 
 def _gaps(columns: Sequence[Column], rows: Sequence[Row], summaries: Mapping[str, Mapping[str, Summary]]) -> list[str]:
-    """What is missing, and which cells average fewer runs than the others."""
+    """What is missing, and which cells average fewer runs than the others; a linear model draws nothing at random."""
     missing, fewer = [], []
     most = max((summary.count for found in summaries.values() for summary in found.values()), default=0)
     for column in columns:
         found = summaries[column.name]
         absent = [row.label for row in rows if row.method not in found]
         short = [f"{row.label} ({found[row.method].count})" for row in rows
-                 if row.method in found and found[row.method].count < most]  # fmt: skip
+                 if row.method in found and found[row.method].count < most and row.method != LINEAR]  # fmt: skip
         missing += [f"{column.label}: {', '.join(absent)}"] if absent else []
         fewer += [f"{column.label}: {', '.join(short)}"] if short else []
     notes = [f"{MISSING} no runs. {'; '.join(missing)}."] if missing else []

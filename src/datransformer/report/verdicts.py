@@ -4,7 +4,8 @@ A verdict can come out three ways. "Reproduced" needs more than means in the rig
 clear, at p < 0.05 in Welch's t-test over seeds. A claim that several things hold at once is as strong as the weakest of
 them, so no correction is due: each is tested, and all have to be clear. To contradict it one of them is enough, and of
 many one comes out the other way round by chance: so that has to be clear after Holm's correction over all of them, and
-over those that they were picked from.
+over those that they were picked from. The paper read each data set in one way and does not say which where there are
+several: what it says of one is contradicted where it is so in every way, and else in some readings alone.
 Where data sets that the claim speaks of have no runs, those that have some can refute it, but not bear it out.
 """
 
@@ -36,10 +37,12 @@ from datransformer.train.tasks import RATING_METRICS
 
 BASELINES = ("rpr", "xl", "adapted")  # that know of distance
 HELD, FAILED, UNTESTED = "reproduced", "not reproduced", "not testable here"
-CONTRADICTED, NOISE = "contradicted", "within noise"  # two ways to be not reproduced
+# Three ways to be not reproduced.
+CONTRADICTED, PARTLY, UNDECIDED = "contradicted", "contradicted in some readings", "undecided"
 DATA = tuple(RESULTS)  # the paper's
 ABLATED = ("ag", "amazon", "mind")  # in Figures 4 and 5
 AFTER_HOLM = "; every p after Holm's correction"
+FEW = 4  # things that can be listed by name
 FEW_RUNS, TOO_FEW = 3, "too few runs to tell"  # three that agree to the last head are enough
 NO_NEWS = "no level of news"
 NEARLY = 1 / 16  # how far from half of the heads still counts as half: one head of 16
@@ -47,7 +50,7 @@ STEADY = 1 / 8  # how far the runs may spread around it: two heads of 16
 MOVED = 1 / 4  # of the heads at least have to leave the side they start on; half would if the start were forgotten
 STUCK = 1 / 4  # w that end nearer to where they started than this, which is half of the widest start, have not gone far
 PUT = "most keep the sign that they were given, so that signs tell little"
-LEFT = 1 / 20  # w that start at 0 and end nearer to it than this on average are on no side worth the name
+LEFT = 1 / 20  # w or v that start at 0 and end nearer to it than this on average are on no side worth the name
 LOOSE = 0.5  # a correlation that is not shown to be weaker than this may matter
 Comparisons = Mapping[Key, Comparison]
 
@@ -60,25 +63,21 @@ class Verdict:
         verdict: `HELD`, `FAILED` or `UNTESTED`.
         numbers: What it rests on, or why it cannot be tested.
         differences: One by one, where there are many.
-        contradicted: Whether a claim that is not reproduced is so because something is clearly otherwise, not because
-            the runs cannot tell.
+        how: `CONTRADICTED` or `PARTLY` where a claim is not reproduced because something is clearly otherwise,
+            `UNDECIDED` where the runs cannot tell.
         put: Whether heads are on the sides that they were put on, so that it says nothing of what is learned.
     """
 
     verdict: str
     numbers: str
     differences: tuple[str, ...] = ()
-    contradicted: bool = False
+    how: str = UNDECIDED
     put: bool = False
 
     @property
     def told(self) -> str:
         """The verdict, and of one that is not reproduced whether runs say otherwise or cannot tell."""
-        return (
-            f"{self.verdict}: {CONTRADICTED if self.contradicted else NOISE}"
-            if self.verdict == FAILED
-            else self.verdict
-        )
+        return f"{self.verdict}: {self.how}" if self.verdict == FAILED else self.verdict
 
 
 @dataclass(frozen=True)
@@ -90,12 +89,16 @@ class Duel:
         gain: By how much it is better; negative where it is worse.
         p: Of no difference; None where there is no test.
         why_not: Why there is none.
+        study: Where.
+        otherwise: Who is ahead of whom in case it is worse.
     """
 
     text: str
     gain: float
     p: float | None
-    why_not: str | None = None
+    why_not: str | None
+    study: str
+    otherwise: str
 
     @property
     def is_clear(self) -> bool:
@@ -119,7 +122,7 @@ def _shown(values: Floats, digits: int, sign: str = "") -> str:
 
 
 def _judge(holds: bool, numbers: str, *, noise: bool = False) -> Verdict:
-    return Verdict(HELD if holds else FAILED, numbers, contradicted=not (holds or noise))
+    return Verdict(HELD if holds else FAILED, numbers, how=UNDECIDED if noise else CONTRADICTED)
 
 
 def _no_runs(missing: Iterable[str]) -> str:
@@ -134,21 +137,42 @@ def _judge_duels(duels: Sequence[Duel], missing: Sequence[str], every: Sequence[
     noise = [duel for duel in duels if duel.p is not None and not duel.is_clear]
     lost = [duel for duel in duels if duel.is_clear and duel.gain < 0]
     won = len(duels) - len(untold) - len(noise) - len(lost)
-    against = [duel for duel in _after_holm(every or duels) if duel.is_clear and duel.gain < 0]
     parts = [f"clear in {won} of {len(duels)} comparisons"]
     if noise:
         parts.append(f"the difference is within noise in {len(noise)}")
     if lost:
         parts.append(f"the other way round in {len(lost)}")
-    if lost or against:
-        whole = f" of all {len(every)} that they were picked from" if len(every) > len(duels) else ""
-        parts.append(f"after Holm's correction the other way round in {len(against)}{whole}")
+    how, told = _contradicted(every or duels)
+    if lost or how != UNDECIDED:
+        parts.append(told)
     if untold:
         parts.append(f"no test in {len(untold)}, since {untold[0].why_not}")
     if missing:
         parts.append(_no_runs(missing))
     verdict = FAILED if noise or lost else UNTESTED if untold or missing else HELD
-    return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels), bool(against))
+    return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels), how)
+
+
+def _contradicted(duels: Sequence[Duel]) -> tuple[str, str]:
+    """Whether some are clearly lost after Holm's correction over all, and which, in words."""
+    against = [duel for duel in _after_holm(duels) if duel.is_clear and duel.gain < 0]
+    what = f"after Holm's correction over all {len(duels)} that were compared"
+    if not against:
+        return UNDECIDED, f"{what} in none"
+    lost, run = ({duel.study for duel in some} for some in (against, duels))
+    readings = {name: (run & set(studies), lost & set(studies)) for name, studies in GROUPS.items()}
+    who = dict.fromkeys(f"{duel.otherwise} on {STUDIES[duel.study].title}" for duel in against)
+    named = "; ".join(who) if len(who) <= FEW else f"in {len(against)}"
+    if any(every and every == some for every, some in readings.values()):
+        return CONTRADICTED, f"{what}: {named}"
+    where = (f"{len(some)} of {len(every)} readings of {name_of(name)}" for name, (every, some) in readings.items()
+             if some)  # fmt: skip
+    return PARTLY, f"{what}, in {' and '.join(where)}: {named}"
+
+
+def name_of(group: str) -> str:
+    """What a data set is called, in whatever way it is used."""
+    return STUDIES[GROUPS[group][0]].title.partition(",")[0]
 
 
 def _after_holm(duels: Sequence[Duel]) -> list[Duel]:
@@ -157,9 +181,13 @@ def _after_holm(duels: Sequence[Duel]) -> list[Duel]:
     return [replace(duel, p=p) for duel, p in zip(duels, corrected.values(), strict=True)]
 
 
-def _duel(what: str, column: Column, test: Significance) -> Duel:
-    text = f"{what} {column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)})"
-    return Duel(text, test.difference * (1 if column.higher_is_better else -1), test.p, test.why_not)
+def _duel(study: str, column: Column, sides: tuple[str, str], test: Significance) -> Duel:
+    """The first of two labels against the second."""
+    first, second = sides
+    where = f"{STUDIES[study].title}, {column.label}"
+    text = f"{where}: {first} − {second} {column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)})"
+    gain = test.difference * (1 if column.higher_is_better else -1)
+    return Duel(text, gain, test.p, test.why_not, study, f"{second} ahead of {first}")
 
 
 def _studies(results: Results, data: Iterable[str], table: str = "methods") -> tuple[list[str], list[str]]:
@@ -183,22 +211,22 @@ def _first_everywhere(results: Results, comparisons: Comparisons) -> Verdict:
     every: list[Duel] = []
     for study in studies:
         for column in columns_of(STUDIES[study]):
-            tests = [welch_between(results, study, OURS, name, column.name) for name in OTHERS]
-            every += [_duel("", column, test) for test in tests if test is not None]
+            for name in OTHERS:
+                test = welch_between(results, study, OURS, name, column.name)
+                every += [] if test is None else [_duel(study, column, (METHODS[OURS], METHODS[name]), test)]
             one = comparisons.get((study, column.name))
             if one is not None:
-                what = f"{STUDIES[study].title}, {column.label}: {METHODS[OURS]} − {VARIANTS[one.rival].label}"
-                duels.append(_duel(what, column, one.welch))
+                duels.append(_duel(study, column, (METHODS[OURS], METHODS[one.rival]), one.welch))
             if one is None or one.missing:  # what is left of the others can refute it still
                 missing.append(study)
     return _judge_duels(duels, missing, every)
 
 
 def _significant(results: Results, comparisons: Comparisons) -> Verdict:
-    """As `_first_everywhere`, with each p as Holm's correction leaves it."""
+    """As `_first_everywhere`, with each p as Holm's correction leaves it; the differences are listed there."""
     corrected = {key: replace(one, welch=replace(one.welch, p=one.welch.corrected)) for key, one in comparisons.items()}
     verdict = _first_everywhere(results, corrected)
-    return replace(verdict, numbers=f"{verdict.numbers}{AFTER_HOLM if verdict.differences else ''}")
+    return replace(verdict, numbers=f"{verdict.numbers}{AFTER_HOLM if verdict.differences else ''}", differences=())
 
 
 Side = Sequence[str]
@@ -225,13 +253,14 @@ def _pairs(
             missing.append(study)
             continue
         for first, second in pairs:
+            fought = {}
+            for pair in itertools.product(first, second):
+                test = welch_between(results, study, *pair, column.name)
+                assert test is not None  # their means are known
+                fought[pair] = _duel(study, column, (VARIANTS[pair[0]].label, VARIANTS[pair[1]].label), test)
             worst, best = min(first, key=known.__getitem__), max(second, key=known.__getitem__)
-            test = welch_between(results, study, worst, best, column.name)
-            assert test is not None  # their means are known
-            what = f"{STUDIES[study].title}, {column.label}: {VARIANTS[worst].label} − {VARIANTS[best].label}"
-            duels.append(_duel(what, column, test))
-            tests = [welch_between(results, study, *pair, column.name) for pair in itertools.product(first, second)]
-            every += [_duel("", column, test) for test in tests if test is not None]
+            duels.append(fought[worst, best])
+            every += fought.values()
     return duels, missing, every
 
 
@@ -259,7 +288,7 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
             scores = [list(results.scores(study, name, column.name).values()) for name in pair]
             if all(len(values) > 1 for values in scores):
                 test = welch_t_test(*scores)
-                clear[study][pair] = _duel("", column, test)
+                clear[study][pair] = _duel(study, column, (METHODS[pair[0]], METHODS[pair[1]]), test)
     classes, stars = clear.values()
     if not classes.keys() & stars.keys():
         return Verdict(UNTESTED, "no two methods have several runs in both, classes and stars")
@@ -286,8 +315,7 @@ def _regression_alike(results: Results, comparisons: Comparisons) -> Verdict:
     )
     if leader is not None:
         column = columns_of(STUDIES["amazon_rating"])[0]
-        what = f"RMSE: {METHODS[OURS]} − {VARIANTS[leader.rival].label}"
-        numbers += f"; {_duel(what, column, leader.welch).text}"
+        numbers += f"; {_duel('amazon_rating', column, (METHODS[OURS], METHODS[leader.rival]), leader.welch).text}"
     return _judge(not opposite and len(same) > len(apart) / 2, numbers, noise=not against)
 
 
@@ -436,27 +464,41 @@ def _one_near(levels: Levels, start_of: Start) -> Verdict:
 
 
 def _all_positive(levels: Levels, start_of: Start) -> Verdict:
-    """Whether the lowest v of a run is clearly above 0, level by level."""
+    """Whether the lowest v of a run is clearly above 0, level by level.
+
+    v starts at 0, and of many that have hardly left it, or that went either way as if signs were tossed, the lowest is
+    below 0 whatever is learned: such a level contradicts nothing.
+    """
     if len(levels) < 2:
         return Verdict(UNTESTED, NO_NEWS)
     holds, parts = True, []
+    lows: dict[str, Floats] = {}  # of levels that tell
     for level, values in levels.items():
-        lowest = values.min(axis=1)
-        holds = holds and bool(lowest.mean() > 0) and _differs(lowest, 0.0)
+        lowest, below, far = values.min(axis=1), _below(values), np.abs(values).mean()
+        above = bool(lowest.mean() > 0) and _differs(lowest, 0.0)
+        holds = holds and above
+        half = values.shape[1] / 2
+        doubt = ""
+        if far < LEFT:
+            doubt = f", but v is {far:.3f} from its start at 0 on average, which is nearly nothing"
+        elif not _differs(below, half):
+            doubt = f", but signs are as if tossed ({_shown_against(below, half)} against half of the heads)"
+        if above or not doubt:
+            lows[level], doubt = lowest, ""
         parts.append(
             f"{escaped(level_name(level))}: {shown_count(values)} heads have v < 0, the lowest v is "
-            f"{_shown(lowest, 3, '+')}"
-            f" ({_shown_against(lowest, 0.0)} against 0), and v is {np.abs(values).mean():.3f} from its start at 0 on "
-            "average"
+            f"{_shown(lowest, 3, '+')} ({_shown_against(lowest, 0.0)} against 0){doubt}"
         )
-    lows = {level: values.min(axis=1) for level, values in levels.items()}
+    numbers = "; ".join(parts)
+    if not lows:
+        return Verdict(UNTESTED, numbers)
     corrected = holm({level: _against(lowest, 0.0).p for level, lowest in lows.items()})
-    below = [
+    below_zero = [
         _differs(lowest, 0.0) if (p := corrected[level]) is None else p < SIGNIFICANT
         for level, lowest in lows.items()
         if lowest.mean() < 0
     ]
-    return _judge(holds, "; ".join(parts), noise=not any(below))
+    return _judge(holds, numbers, noise=not any(below_zero))
 
 
 def level_name(level: str) -> str:
@@ -475,9 +517,9 @@ def _sharper(results: Results, comparisons: Comparisons) -> Verdict:
     for study, name in itertools.product(studies, ("entropy", "keys")):
         ours, vanilla = (results.measured(study, variant, name) for variant in (OURS, "vanilla"))
         if len(ours) and len(vanilla):
-            column = Column(name, name, percent=False, digits=3, higher_is_better=False)
+            column = Column(name, name, percent=False, digits=3, higher_is_better=False)  # less is sharper
             test = welch_t_test(ours.mean(axis=1).tolist(), vanilla.mean(axis=1).tolist())
-            duels.append(_duel(f"{STUDIES[study].title}, {name}: {METHODS[OURS]} − {METHODS['vanilla']}", column, test))
+            duels.append(_duel(study, column, (METHODS[OURS], METHODS["vanilla"]), test))
     measured = len(results.measured("ag", OURS, "entropy")) and len(results.measured("ag", "vanilla", "entropy"))
     verdict = _judge_duels(duels, [] if measured else ["ag"])  # on which the paper says it
     return replace(verdict, numbers=f"{verdict.numbers}{BY_TWO if duels else ''}")
