@@ -144,7 +144,7 @@ def test_the_page_says_where_runs_are_older_than_the_settings(
     page = results_page(results)
     assert "had other settings than these" in page
     assert "\n- probe: train.lr (0.0001, was 0.001)\n" in page
-    assert "The runs on probe had other settings than `reproduce` has now" in page.partition("## What holds")[0]
+    assert "The runs on probe (†) had other settings or data than `reproduce` takes now" in page.partition("## What holds")[0]
 
 
 def test_two_calls_do_not_share_a_folder(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,6 +312,51 @@ def test_impressions_in_test_have_all_candidates_and_an_order_of_clicks(tmp_path
     pq.write_table(days, folder / "behaviors_train.parquet")
     found = {name: table["impression_id"].to_pylist() for name, table in pieces.read_mind(folder).items()}
     assert found == {"train": [7], "dev": [8], "test": [0, 2]}
+
+
+def write_impressions(folder: Path, *times: str) -> None:
+    folder.mkdir(parents=True)
+    news = [f"N{number}\tnews\tworld\ttopic {number}\ta\tu\t[]\t[]\n" for number in range(5)]
+    shown = [f"{number}\tU{number}\t{time}\tN1 N2\tN3-1 N4-0\n" for number, time in enumerate(times)]
+    (folder / "news.tsv").write_text("".join(news))
+    (folder / "behaviors.tsv").write_text("".join(shown).rstrip("\n"))
+
+
+def test_the_last_day_of_published_impressions_is_for_dev_and_the_published_dev_set_for_test(tmp_path: Path) -> None:
+    folder = tmp_path / "given"
+    days = ("11/9/2019 1:00:00 PM", "11/14/2019 9:00:00 AM", "11/10/2019 1:00:00 AM", "11/14/2019 1:00:00 PM")
+    write_impressions(folder / "MINDsmall_train", *days)
+    write_impressions(folder / "MINDsmall_dev", "11/15/2019 1:00:00 PM")
+    found, caveat = studies.find_data("mind", folder, tmp_path / "out", None)
+    assert caveat.startswith(f"{studies.PUBLISHED}; dev is the last day")
+    data = load_data(studies.plan_study("mind", 1, found)[0].config, tmp_path / "cache")
+    assert {name: len(split) for name, split in data.splits.items()} == {"train": 2, "dev": 2, "test": 1}
+    dev = (tmp_path / "out/mind/dev/behaviors.tsv").read_text().splitlines()
+    assert [line.split("\t")[0] for line in dev] == ["1", "3"]
+    assert studies.find_data("mind", folder, tmp_path / "out", None)[0] == found  # again, over what is there
+
+    write_impressions(tmp_path / "out/data/mind/train", *days)
+    write_impressions(tmp_path / "out/data/mind/dev", days[0])
+    kept = (tmp_path / "out/data/mind/train/behaviors.tsv").read_bytes()
+    with pytest.raises(InputError, match="train would be overwritten, expected another folder"):
+        studies.find_data("mind", tmp_path / "out/data/mind", tmp_path / "out/data", None)
+    assert (tmp_path / "out/data/mind/train/behaviors.tsv").read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("time", "told"),
+    [
+        ("11/9/2019 2:00:00 PM", "all impressions are of one day, expected several"),
+        ("14.11.2019", r"row 2: time: got '14\.11\.2019', expected one as 11/14/2019 8:30:00 AM"),
+        ("13/14/2019", "row 2: time: got '13/14/2019'"),
+        ("", "row 2: time: got ''"),
+    ],
+)
+def test_impressions_without_days_are_refused(tmp_path: Path, time: str, told: str) -> None:
+    write_impressions(tmp_path / "MINDsmall_train", "11/9/2019 1:00:00 PM", time)
+    write_impressions(tmp_path / "MINDsmall_dev", "11/15/2019 1:00:00 PM")
+    with pytest.raises(InputError, match=told):
+        studies.find_data("mind", tmp_path, tmp_path / "out", None)
 
 
 SAME = ("metrics", "answers", "best_step", "distances", "heads")
