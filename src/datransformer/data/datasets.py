@@ -169,7 +169,7 @@ DATASETS: dict[str, Dataset] = {
             "amazon",
             "document",
             "Amazon reviews of electronics, 5-core, ratings from 1 to 5 (He and McAuley 2016)",
-            "research use",
+            "none stated; its authors ask for a citation",
             "https://jmcauley.ucsd.edu/data/amazon/",
             (AMAZON_FILE,),
             find_amazon,

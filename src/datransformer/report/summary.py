@@ -67,7 +67,7 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
     )
     columns = {study: columns_of(STUDIES[study])[0] for study in results.studies}
     rivals = _rivals(results, comparisons, columns)
-    told = []
+    told: list[str] = []
     for whom, tests in rivals.items():
         ahead, behind = (_counted(tests, columns, sign, whom) for sign in (1, -1))
         if any(test.p is not None for test in tests.values()):
