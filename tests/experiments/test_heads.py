@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from datransformer.experiments.beyond import SignedDistance
 from datransformer.experiments.heads import _describe, draw_maps, measure_heads, starting_distances, without_distances
 from datransformer.models.build import build_model
 from datransformer.models.config import ModelConfig
@@ -77,6 +78,16 @@ def test_without_distances_the_order_of_words_does_not_matter() -> None:
     with without_distances(model):
         torch.testing.assert_close(model(**turned), model(**batch))
     assert torch.equal(model(**batch), before)
+
+
+def test_without_distances_both_sides_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MIXERS, "signed_distance", SignedDistance)
+    torch.manual_seed(0)
+    config = ModelConfig(attention="signed_distance", embed_dim=12, heads=3, head_dim=4)
+    model = build_model("sentence", 50, 2, config).eval()
+    tokens = torch.randint(1, 50, (2, 7))
+    with without_distances(model):
+        torch.testing.assert_close(model(tokens[:, torch.arange(7).flip(0)]), model(tokens))
 
 
 def is_watched(model: nn.Module) -> bool:

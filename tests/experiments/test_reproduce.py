@@ -144,7 +144,8 @@ def test_the_page_says_where_runs_are_older_than_the_settings(
     page = results_page(results)
     assert "had other settings than these" in page
     assert "\n- probe: train.lr (0.0001, was 0.001)\n" in page
-    assert "The runs on probe (†) had other settings or data than `reproduce` takes now" in page.partition("## What holds")[0]
+    top = page.partition("## What holds")[0]
+    assert "The runs on probe (†) had other settings or data than `reproduce` takes now" in top
 
 
 def test_two_calls_do_not_share_a_folder(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,6 +246,27 @@ def test_phrases_are_those_of_the_published_trees(tmp_path: Path) -> None:
     (tmp_path / "here" / "dev.txt").write_text("(3 fine)\n(3 fine\n")
     with pytest.raises(InputError, match=r"dev\.txt, row 2: not a tree, .*data get sst --out"):
         studies.find_data("sst_phrases", tmp_path / "here", tmp_path / "out", None)
+
+
+def test_runs_with_other_word_vectors_are_not_mixed(tmp_path: Path, sst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"model.heads": 2, "model.head_dim": 4, "train.epochs": 1}.items():
+        monkeypatch.setitem(studies.CHOICES, name, studies.Choice(value, "a test"))
+    monkeypatch.setitem(studies.STUDIES, "sst", replace(studies.STUDIES["sst"], choices={}))
+    vectors, out = tmp_path / "words.txt", tmp_path / "out"
+
+    def once(method: str) -> list[dict[str, Any]]:
+        about: dict[str, Any] = {"cache": tmp_path / "cache", "data_dir": sst, "vectors": vectors, "device": "cpu"}
+        return reproduce.reproduce(["sst"], out, **about, seeds=1, methods=[method])
+
+    with pytest.raises(InputError, match=r"words\.txt: there is no such file"):
+        once("vanilla")
+    assert not out.exists()
+    vectors.write_text("".join(f"{word} {' '.join(['0.5'] * 8)}\n" for word in ("it", "is", "good")))
+    (record,) = once("vanilla")
+    assert len(record["vectors_fingerprint"]) == 64
+    vectors.write_text(vectors.read_text().replace("0.5", "0.6"))
+    with pytest.raises(InputError, match=r"vanilla-0\.json: was made with other word vectors; expected another --out"):
+        once("distance_aware")
 
 
 def test_parts_of_groups_can_be_asked_for() -> None:

@@ -6,15 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from datransformer.data.errors import InputError
 from datransformer.experiments import beyond, search
-from datransformer.experiments.runs import settings_of
+from datransformer.experiments.reproduce import BEYOND, CALLS, SEARCH, reproduce
+from datransformer.experiments.runs import RESULTS, settings_of
 from datransformer.experiments.studies import STUDIES, config_of, folder_of
 from datransformer.report.searched import searched
 from datransformer.train.errors import Interrupted
 from datransformer.train.progress import Reporter
+from datransformer.train.run import locked
 
 
 @pytest.fixture
@@ -87,8 +90,45 @@ def test_trials_on_top_of_other_settings_are_not_added(
     about = json.loads(first)
     del about["settings"]
     path.write_text(json.dumps(about))
-    with pytest.raises(InputError, match=r"search\.json: holds rows on sst of unknown settings"):
+    with pytest.raises(InputError, match=r"search\.json: holds rows on sst of unknown settings or data"):
         run()
+
+
+def test_trials_on_other_rows_are_not_added(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    path = search.search(["first"], data, out, trials=["base"], device="cpu", reporter=Reporter(enabled=False))
+    train = data / "sst/train.parquet"
+    rows = pq.read_table(train)
+    pq.write_table(rows.slice(1), train)
+    with pytest.raises(InputError, match=r"search\.json: sst was tried on other rows or word vectors"):
+        search.search(["first"], data, out, trials=["rate"], device="cpu", reporter=Reporter(enabled=False))
+    pq.write_table(rows, train)
+    (data / "glove").mkdir()
+    words = "".join(f"{word} {' '.join(['0.5'] * 8)}\n" for word in ("it", "is", "good"))
+    (data / "glove.6B.300d.txt").write_text(words)
+    with pytest.raises(InputError, match=r"search\.json: sst was tried with another data\.vectors"):
+        search.search(["first"], data, out, trials=["rate"], device="cpu", reporter=Reporter(enabled=False))
+    both = tmp_path / "both"
+    path = search.search(["first"], data, both, trials=["base"], device="cpu", reporter=Reporter(enabled=False))
+    (data / "glove.6B.300d.txt").write_text(words.replace("0.5", "0.6"))
+    with pytest.raises(InputError, match=r"search\.json: sst was tried on other rows or word vectors"):
+        search.search(["first"], data, both, trials=["rate"], device="cpu", reporter=Reporter(enabled=False))
+    assert {trial["trial"] for trial in json.loads(path.read_text())["trials"]} == {"base"}
+
+
+def test_trials_and_reproductions_have_folders_of_their_own(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "one" / RESULTS).mkdir(parents=True)
+    (tmp_path / "one" / RESULTS / CALLS).write_text("{}")
+    quiet = Reporter(enabled=False)
+    with pytest.raises(InputError, match="one: holds a reproduction, expected another --out"):
+        search.search(["first"], data, tmp_path / "one", device="cpu", reporter=quiet)
+    with pytest.raises(InputError, match="one: holds a reproduction, expected another --out"):
+        beyond.go_beyond(data, tmp_path / "one", device="cpu", reporter=quiet)
+    for name in (SEARCH, BEYOND):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text("{}")
+        with pytest.raises(InputError, match=f"holds what was tried, {name}, expected another --out"):
+            reproduce(["probe"], tmp_path / name, cache=tmp_path)
 
 
 def test_some_trials_of_some_studies_can_be_asked_for(data: Path, tmp_path: Path) -> None:
@@ -104,7 +144,12 @@ def test_some_trials_of_some_studies_can_be_asked_for(data: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("error", "status"), [(InputError("no such folder\x1b[2J"), 1), (Interrupted("stopped; go on"), 130)]
+    ("error", "status"),
+    [
+        (InputError("no such folder\x1b[2J"), 1),
+        (NotADirectoryError(20, "no such folder\x1b[2J", "O"), 1),
+        (Interrupted("stopped; go on"), 130),
+    ],
 )
 def test_it_ends_in_words(
     error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -119,8 +164,18 @@ def test_it_ends_in_words(
             module.main()
         assert ended.value.code == status
         told = capsys.readouterr().err
-        assert told.startswith(("no such folder", "stopped; the same command goes on"))
+        assert told.startswith(("no such folder", "O: no such folder", "stopped; the same command goes on"))
         assert "\x1b" not in told
+
+
+def test_two_calls_do_not_share_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["search", "--data-dir", "D", "--out", str(tmp_path)])
+    for module in (search, beyond):
+        with locked(tmp_path), pytest.raises(SystemExit):
+            module.main()
+        assert "another process is at work there" in capsys.readouterr().err
 
 
 def test_only_the_data_that_are_asked_for_are_needed(
@@ -136,18 +191,18 @@ def test_runs_that_fail_are_an_error(data: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(search, "BASE", {**search.BASE, "train.lr": 1e30, "train.clip": 0.0})
     with pytest.raises(InputError, match="4 of 8 runs failed, which the same command tries again"):
         search.search(["first"], data, tmp_path, device="cpu", reporter=Reporter(enabled=False))
-    assert len(json.loads((tmp_path / search.SEARCH).read_text())["trials"]) == 4
+    assert len(json.loads((tmp_path / SEARCH).read_text())["trials"]) == 4
 
 
 @pytest.mark.parametrize("trials", [[{}], [3]])
 def test_spoilt_trials_are_named(trials: list[Any], data: Path, tmp_path: Path) -> None:
-    (tmp_path / search.SEARCH).write_text(json.dumps({"trials": trials}))
+    (tmp_path / SEARCH).write_text(json.dumps({"trials": trials}))
     with pytest.raises(InputError, match=r"search\.json: trials\[0\].*it can be deleted"):
         search.search(["first"], data, tmp_path, device="cpu", reporter=Reporter(enabled=False))
 
 
 def test_a_file_that_holds_no_list_is_named(data: Path, tmp_path: Path) -> None:
-    calls: dict[str, tuple[Any, ...]] = {search.SEARCH: (search.search, ["first"]), beyond.BEYOND: (beyond.go_beyond,)}
+    calls: dict[str, tuple[Any, ...]] = {SEARCH: (search.search, ["first"]), BEYOND: (beyond.go_beyond,)}
     for name, (call, *arguments) in calls.items():
         (tmp_path / name).write_text('{"trials": 1, "rows": {}}')
         with pytest.raises(InputError, match=rf"{name}: (trials|rows): got .*, expected a list"):

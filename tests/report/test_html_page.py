@@ -8,10 +8,11 @@ from html.parser import HTMLParser
 from datransformer.experiments.studies import STUDIES
 from datransformer.report.html_page import html_page
 from datransformer.report.records import Results
-from datransformer.report.results import results_page
+from datransformer.report.results import IMAGES, results_page
 
 NASTY = "<script>alert(1)</script> | <img src=x onerror=y> ![a](b) [c](javascript:d) <details> \" ' & <u>"
 VOID = ("meta", "img")
+PICTURES = {f"{IMAGES}/leads.png": b"picture"}
 
 
 class Seen(HTMLParser):
@@ -51,7 +52,7 @@ def make_results(nasty: str = "made up") -> Results:
 
 def test_tables_marks_and_details_are_as_in_markdown() -> None:
     markdown = results_page(make_results())
-    seen = Seen(html_page(markdown, {}))
+    seen = Seen(html_page(markdown, PICTURES))
     names = [name for name, _ in seen.tags]
     assert names.count("table") == len(re.findall(r"^\| ---", markdown, re.MULTILINE)) > 2
     assert names.count("tr") == len(re.findall(r"^\|", markdown, re.MULTILINE)) - names.count("table")
@@ -71,7 +72,7 @@ def test_words_are_to_the_left_and_numbers_are_not() -> None:
 
 
 def test_the_policy_allows_our_style_alone_and_nothing_needs_more() -> None:
-    page = html_page(results_page(make_results()), {})
+    page = html_page(results_page(make_results()), PICTURES)
     (policy,) = re.findall('http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     (style,) = re.findall("<style>(.*?)</style>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -84,9 +85,11 @@ def test_the_policy_allows_our_style_alone_and_nothing_needs_more() -> None:
 
 
 def test_what_files_say_is_text() -> None:
-    seen = Seen(html_page(results_page(make_results(NASTY)), {}))
+    seen = Seen(html_page(results_page(make_results(NASTY)), PICTURES))
     assert seen.text.count(NASTY) == 5
-    assert {name for name, _ in seen.tags}.isdisjoint({"script", "img", "a"})
+    names = [name for name, _ in seen.tags]
+    assert names.count("img") == len(PICTURES)
+    assert set(names).isdisjoint({"script", "a"})
 
 
 def test_tags_that_are_not_ours_are_text_even_if_nobody_escaped_them() -> None:

@@ -237,7 +237,7 @@ def test_files_beside_the_records_are_checked(tmp_path: Path) -> None:
         ("beyond.json", "rows", {"entropy": "1"}, r"beyond\.json: rows\[0\]\.entropy: got '1', expected a finite"),
         ("search.json", "trials", {"dev": {"auc": 1}}, r"search\.json: trials\[0\]\.dev\.accuracy: missing"),
         ("search.json", "trials", {"variant": "x"}, r"search\.json: trials\[0\]\.variant: got 'x'"),
-        ("beyond.json", "rows", {"test": {"accuracy": "x"}}, r"beyond\.json: rows\[0\]\.test\.accuracy: got 'x'"),
+        ("beyond.json", "rows", {"dev": {"accuracy": "x"}}, r"beyond\.json: rows\[0\]\.dev\.accuracy: got 'x'"),
         ("beyond.json", "rows", {"option": 1}, r"beyond\.json: rows\[0\]\.option: got 1, expected a text"),
     ):
         values = {**good[name], key: [{**good[name][key][0], **change}]}

@@ -1,5 +1,7 @@
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from scipy import stats
 from datransformer.report.statistics import (
     RESAMPLED,
     Comparison,
+    ResampledMetric,
     Summary,
     bootstrap_difference,
     compare,
@@ -20,7 +23,6 @@ from datransformer.report.statistics import (
     interval_of,
     paired_t_test,
     ranked,
-    resampled,
     summarise,
     two_sided,
     welch_of_summaries,
@@ -305,6 +307,16 @@ def test_difference_is_that_of_the_library_s_metrics_averaged_over_runs(name: st
     found = bootstrap_difference(*answers(), name, resamples=20)
     assert found.difference == pytest.approx(plain_metric(name))
     assert (found.items, found.resamples) == (ITEMS, 20)
+
+
+def resampled(metric: Callable[[Any, Any], float]) -> ResampledMetric:
+    """Any function of answers [items] and labels [items], one call a run and resample."""
+
+    def metric_of_times(answers: Any, labels: Any, times: Any) -> NDArray[np.float64]:
+        drawn = [np.repeat(np.arange(len(labels)), row) for row in times.astype(np.int_)]
+        return np.array([[metric(run[chosen], labels[chosen]) for run in answers] for chosen in drawn])
+
+    return metric_of_times
 
 
 def test_resampling_by_counts_is_resampling_items() -> None:

@@ -97,6 +97,11 @@ def test_settings_may_be_named_as_on_the_command_line() -> None:
     deeper = {"model.attention_options.mapping": "clip", "model.layers": 2}
     config = TextClassifier(settings=deeper)._config()
     assert (config.model.attention_options, config.model.layers) == ({"mapping": "clip"}, 2)
+    mapping, shift = {"mapping": "clip"}, {"model.attention_options.distance_shift_init": 2.0}
+    for first in ({"model.attention_options.mapping": "clip"}, {"model": {"attention_options": mapping}}):
+        settings: dict[str, object] = {**first, **shift}
+        config = TextClassifier(settings=settings)._config()
+        assert config.model.attention_options == {"mapping": "clip", "distance_shift_init": 2.0}
     for group in (None, 5):
         with pytest.raises(InputError, match=r"train: got .*, expected a mapping of settings"):
             TextClassifier(settings={"train": group, "train.patience": 2})._config()

@@ -17,8 +17,9 @@ from torch.nn.functional import softplus
 
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
-from datransformer.experiments.runs import DISTANCES, read_form
-from datransformer.experiments.search import check_failed, data_of, ending_in_words, run_trials, settle
+from datransformer.experiments.reproduce import BEYOND
+from datransformer.experiments.runs import DISTANCES, SETTINGS, read_form
+from datransformer.experiments.search import check_apart, check_failed, data_of, ending_in_words, run_trials, settle
 from datransformer.experiments.studies import (
     Planned,
     Settings,
@@ -36,17 +37,16 @@ from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
 from datransformer.train.run import locked
 
-BEYOND = "beyond.json"
 GONE_BEYOND = {
     "note": str,
-    "settings?": {str: dict},
+    "settings?": {str: SETTINGS},
+    "made_of?": {str: {str: str}},
     "rows": [
         {
             "study": str,
             "option": str,
             "seed": int,
-            "dev?": dict,
-            "test?": dict,
+            "dev": dict,
             "entropy?": float,
             "distances?": DISTANCES,
             "commit?": (str,),
@@ -188,16 +188,17 @@ def go_beyond(
     reporter: Reporter,
 ) -> Path:
     """Run them, and add what came of them to ``beyond.json``; what is there already is not run again."""
+    check_apart(out)
     where = launch(device, "32-true").device.type
     path = out / BEYOND
-    about = read_form(path, {"note": "", "settings": {}, "rows": []}, GONE_BEYOND)
+    about = read_form(path, {"note": "", "settings": {}, "made_of": {}, "rows": []}, GONE_BEYOND)
     rows: list[dict[str, Any]] = about["rows"]
     seen = {(row["option"], row["study"], row["seed"]) for row in rows}
     plan = plan_options(data_dir, out, where, options, studies)
     plan = [one for one in plan if (one[0], one[1].study, one[1].seed) not in seen]
     tried_on = dict.fromkeys(planned.study for _, planned in plan)
     base = {study: config_of(study, OURS, 0, data_of(study, data_dir, out, where)) for study in tried_on}
-    settle(about["settings"], base, {row["study"] for row in rows}, path)
+    settle(about, base, {row["study"] for row in rows}, path, out / "cache")
     if not plan:
         reporter.say("nothing to run: all of it is there already, or no seed is planned for it")
         if not path.exists():

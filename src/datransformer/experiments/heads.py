@@ -89,18 +89,20 @@ def starting_distances(options: Mapping[str, Any], heads: int) -> dict[str, list
 def without_distances(model: nn.Module) -> Iterator[None]:
     """Let every head of distance-aware attention have w = 0, so that f is 1 at any distance, until the block ends."""
     own = {
-        module: module.distance_weight.detach().clone()
+        parameter: parameter.detach().clone()
         for module in model.modules()
         if isinstance(module, DistanceAwareAttention)
+        for name, parameter in module.named_parameters()
+        if name.startswith("distance_weight")  # one for each side, where there are two
     }
-    for module in own:
-        nn.init.zeros_(module.distance_weight)
+    for parameter in own:
+        nn.init.zeros_(parameter)
     try:
         yield
     finally:
         with torch.no_grad():
-            for module, weight in own.items():
-                module.distance_weight.copy_(weight)
+            for parameter, values in own.items():
+                parameter.copy_(values)
 
 
 @contextmanager

@@ -216,7 +216,7 @@ def _days(behaviors: Path) -> Iterator[tuple[date, bytes]]:
             try:
                 month, date_of_month, year = map(int, day.split(b"/"))
                 known[day] = date(year, month, date_of_month)
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise InputError(
                     f"{behaviors}, row {number}: time: got {day[:20].decode(errors='replace')!r}, expected one as "
                     "11/14/2019 8:30:00 AM in the third of its fields"
@@ -250,7 +250,11 @@ def write_pieces(name: str, folder: Path, out: Path) -> Mapping[str, Path]:
     for file in PIECES[name].files:
         if (folder / file).resolve() in written:
             raise InputError(f"--out: {folder / file} would be overwritten, expected another folder")
-    tables = PIECES[name].read(folder)
+    try:
+        tables = PIECES[name].read(folder)
+    except (pa.ArrowException, KeyError) as error:
+        files = ", ".join(PIECES[name].files)
+        raise InputError(f"{folder}: {files}: cannot be read ({' '.join(str(error).split())})") from error
     out.mkdir(parents=True, exist_ok=True)
     if name == "mind":
         news = all_news(folder / "mind")

@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from datransformer.data.errors import InputError
+from datransformer.data.readers import check_file
 from datransformer.experiments.machine import machine
 from datransformer.experiments.paper import RUNS as SEEDS
 from datransformer.experiments.processes import STOPPED, process_count, share_out
@@ -47,6 +48,8 @@ from datransformer.train.progress import Reporter
 from datransformer.train.run import CONFIG, locked
 
 DATA, CALLS = "data", "calls.json"
+SEARCH, BEYOND = "search.json", "beyond.json"  # what was tried, whose runs are not those of a reproduction
+MADE_OF = {"data_fingerprint": "rows", "vectors_fingerprint": "word vectors"}
 CALLED = {
     "calls": [
         {
@@ -104,6 +107,11 @@ def reproduce(
     for name in methods:
         if name not in VARIANTS:
             raise InputError(f"--method: got {name!r}, expected one of: {', '.join(VARIANTS)}")
+    if vectors is not None:
+        check_file(vectors)
+    for name in (SEARCH, BEYOND):
+        if (out / name).exists():
+            raise InputError(f"{out}: holds what was tried, {name}, expected another --out for a reproduction")
     where = launch(device, "32-true").device.type  # one that is not there should not come up after an hour
     if together is None:
         together = LANES if where == "cuda" else 1
@@ -189,15 +197,19 @@ def _run_twice(
 
 def _check_finished(plan: Sequence[Planned], place: Place) -> None:
     """Raise if runs that are done had other settings or data than are planned now."""
-    shelf, looked_at = Shelf(), set()
+    shelf, looked_at = Shelf(), set[tuple[str, int]]()
     for planned in plan:
         record = _read_finished(place.out, planned)
-        if record is None or planned.study in looked_at or "data_fingerprint" not in record:
+        known = {} if record is None else {name: record[name] for name in MADE_OF if name in record}
+        if (planned.study, len(known)) in looked_at or not known:
             continue
-        looked_at.add(planned.study)
-        if shelf.load(planned.config, place.cache).fingerprint != record["data_fingerprint"]:
-            path = record_path(place.out, planned)
-            raise InputError(f"{path}: was made with other rows; expected another --out, or the data as they were then")
+        looked_at.add((planned.study, len(known)))  # a linear model has no word vectors
+        found = shelf.made_of(planned.config, place.cache)
+        for name, value in known.items():
+            if found.get(name) != value:
+                path = record_path(place.out, planned)
+                what = MADE_OF[name]
+                raise InputError(f"{path}: was made with other {what}; expected another --out, or {what} as they were")
 
 
 def _read_finished(out: Path, planned: Planned) -> Record | None:

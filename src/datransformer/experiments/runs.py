@@ -18,7 +18,7 @@ from datransformer.data.encode import Examples
 from datransformer.data.errors import BadRows, InputError
 from datransformer.data.forms import check_form
 from datransformer.data.news import Impressions
-from datransformer.data.prepare import Progress, TextData, no_progress
+from datransformer.data.prepare import Progress, TextData, hash_file, no_progress
 from datransformer.data.store import write_text
 from datransformer.data.vectors import WordVectors, read_vectors
 from datransformer.experiments.heads import draw_maps, measure_heads, without_distances
@@ -54,6 +54,7 @@ SETTINGS = {"model?": {"attention_options?": dict}, "data?": dict, "train?": dic
 FINISHED = {
     "settings?": SETTINGS, "caveat?": str, "metrics": {"dev": {str: float}, "test?": {str: float}},
     "wall_seconds": float, "training_seconds?": (float,), "together?": int, "data_fingerprint?": str,
+    "vectors_fingerprint?": str,
 }  # fmt: skip
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 Record = dict[str, Any]
@@ -101,6 +102,7 @@ class Shelf:
         self._data: dict[str, Data] = {}
         self._vectors: dict[tuple[Path, int], WordVectors] = {}
         self._packed: dict[str, Kept] = {}
+        self._hashes: dict[str, str] = {}
         self.sources = Sources(self.load, self.read, self.packed)
 
     def load(self, config: RunConfig, cache: Path, progress: Progress = no_progress) -> Data:
@@ -127,6 +129,15 @@ class Shelf:
         if key not in self._vectors:
             self._vectors[key] = read_vectors(path, words, bad_rows, progress=progress)
         return self._vectors[key]
+
+    def made_of(self, config: RunConfig, cache: Path) -> dict[str, str]:
+        """What names the rows that a run is made of, and the file of its word vectors."""
+        found = {"data_fingerprint": self.load(config, cache).fingerprint}
+        if (vectors := config.data.vectors) is not None:
+            if vectors not in self._hashes:
+                self._hashes[vectors] = hash_file(Path(vectors))
+            found["vectors_fingerprint"] = self._hashes[vectors]
+        return found
 
 
 def _data_key(config: RunConfig) -> str:
@@ -178,7 +189,8 @@ def run_one(
         kept = {name: fitted.result[name] for name in KEPT}
         width = fitted.model.get_parameter(VECTORS).shape[1]  # which a file of vectors decides, not the settings
         length = mean_length(shelf.load(planned.config, place.cache))
-        about = {**_about(planned), "vector_width": width, "mean_length": length}
+        made_of = shelf.made_of(planned.config, place.cache)
+        about = {**_about(planned), **made_of, "vector_width": width, "mean_length": length}
         return {**about, **kept, "together": place.together, **look_at(fitted, planned)}
     except (InputError, TrainingError) as error:
         why = str(error)

@@ -19,8 +19,18 @@ from datransformer.data.errors import InputError
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.processes import STOPPED, process_count, share_out
-from datransformer.experiments.reproduce import DATA, LANES
-from datransformer.experiments.runs import Place, Record, Shelf, read_form, run_all, settings_of, without_seed
+from datransformer.experiments.reproduce import CALLS, DATA, LANES, SEARCH
+from datransformer.experiments.runs import (
+    RESULTS,
+    SETTINGS,
+    Place,
+    Record,
+    Shelf,
+    read_form,
+    run_all,
+    settings_of,
+    without_seed,
+)
 from datransformer.experiments.studies import (
     CONTROL,
     PRECISION,
@@ -40,10 +50,10 @@ from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter, printable
 from datransformer.train.run import locked
 
-SEARCH = "search.json"
 SEARCHED = {
     "note": str,
-    "settings?": {str: dict},
+    "settings?": {str: SETTINGS},
+    "made_of?": {str: {str: str}},
     "trials": [
         {
             "round": str,
@@ -323,6 +333,7 @@ def search(
         device: ``auto``, ``cpu`` or ``cuda``.
         reporter: Gets told.
     """
+    check_apart(out)
     where = launch(device, "32-true").device.type
     plan = [
         (name, trial, planned)
@@ -334,7 +345,7 @@ def search(
     origins = {planned.name: (name, trial) for name, trial, planned in plan}
     todo = [planned for _, _, planned in plan]
     path = out / SEARCH
-    about = read_form(path, {"note": "", "chosen": {}, "settings": {}, "trials": []}, SEARCHED)
+    about = read_form(path, {"note": "", "chosen": {}, "settings": {}, "made_of": {}, "trials": []}, SEARCHED)
     rows: list[dict[str, Any]] = about["trials"]
     seen = {(row["round"], row.get("trial"), row["study"], row["variant"], row["seed"]) for row in rows}
     todo = [one for one in todo if (*origins[one.name], one.study, one.variant, one.seed) not in seen]
@@ -342,7 +353,7 @@ def search(
         study: config_of(study, CONTROL, 0, {**BASE, **data_of(study, data_dir, out, where)})
         for study in dict.fromkeys(planned.study for planned in todo)
     }
-    settle(about["settings"], base, {row["study"] for row in rows}, path)
+    settle(about, base, {row["study"] for row in rows}, path, out / "cache")
     failed = 0
     for planned, record in run_trials(todo, out, device, where):
         name, trial = origins[planned.name]
@@ -366,21 +377,35 @@ def search(
     return path
 
 
-def settle(known: dict[str, Any], now: Mapping[str, RunConfig], studies: Collection[str], path: Path) -> None:
-    """Note what runs start from, by study; rows that started from something else are not to be added to.
+def check_apart(out: Path) -> None:
+    """Raise where the runs of a reproduction are, whose page is made of all records there."""
+    if (out / RESULTS / CALLS).exists():
+        raise InputError(f"{out}: holds a reproduction, expected another --out for what is tried")
+
+
+def settle(
+    about: dict[str, Any], now: Mapping[str, RunConfig], studies: Collection[str], path: Path, cache: Path
+) -> None:
+    """Note what runs start from and are made of, by study; rows of something else are not to be added to.
 
     Args:
-        known: The settings so far, by study.
-        now: Those to be, seeds apart.
+        about: What the file holds, the settings and data so far among it.
+        now: The settings to be, seeds apart.
         studies: Which there are rows of already.
-        path: Where they lie.
+        path: Where it lies.
+        cache: Folder for encoded data.
     """
-    if unknown := set(studies) & now.keys() - known.keys():
-        raise InputError(f"{path}: holds rows on {min(unknown)} of unknown settings; expected another --out")
+    settings, made_of = about["settings"], about["made_of"]
+    if unknown := set(studies) & now.keys() - (settings.keys() & made_of.keys()):
+        raise InputError(f"{path}: holds rows on {min(unknown)} of unknown settings or data; expected another --out")
+    shelf = Shelf()
     for study, config in now.items():
-        settings = without_seed(settings_of(config))
-        if changed := differences(without_seed(known.setdefault(study, settings)), settings):
+        started = without_seed(settings_of(config))
+        if changed := differences(without_seed(settings.setdefault(study, started)), started):
             raise InputError(f"{path}: {study} was tried with another {changed[0]}; expected another --out")
+        found = shelf.made_of(config, cache)
+        if made_of.setdefault(study, found) != found:
+            raise InputError(f"{path}: {study} was tried on other rows or word vectors; expected another --out")
 
 
 def check_failed(failed: int, count: int) -> None:
@@ -396,6 +421,9 @@ def ending_in_words() -> Iterator[None]:
         yield
     except InputError as error:
         print(printable(str(error)), file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+    except OSError as error:
+        print(printable(f"{error.filename}: {error.strerror or error}"), file=sys.stderr)  # noqa: T201
         sys.exit(1)
     except Interrupted:
         print(STOPPED, file=sys.stderr)  # noqa: T201

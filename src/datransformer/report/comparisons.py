@@ -1,7 +1,7 @@
 """Ours against the best of the others in every metric of every study, over runs and over test items."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -9,18 +9,21 @@ from datransformer.experiments.paper import METHODS, OURS, RESULTS, Printed
 from datransformer.experiments.studies import GROUPS, STUDIES
 from datransformer.report.records import Results, as_numbers, items_of
 from datransformer.report.statistics import (
+    SIGNIFICANT,
     Comparison,
     Significance,
     bootstrap_difference,
     compare,
     correct,
+    interval_of,
+    ranked,
     welch_t_test,
 )
 from datransformer.report.tables import Column
 from datransformer.train.tasks import LOWER_IS_BETTER
 
 Key = tuple[str, str]  # study, metric
-PLAIN = "vanilla"
+VANILLA = "vanilla"
 OTHERS = tuple(name for name in METHODS if name != OURS)
 
 RESAMPLES = 2_000  # for a page with dozens of intervals: their ends move by a few hundredths of their length
@@ -58,6 +61,39 @@ def printed_lead(study: str, column: Column, rivals: Collection[str]) -> float |
     sign = 1 if column.higher_is_better else -1
     lead = min(sign * (paper[OURS].mean - paper[name].mean) for name in rivals)
     return lead / (100 if column.percent else 1)
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Of ours over another method, more is better.
+
+    Args:
+        rival: The method.
+        gain: Over the runs.
+        interval: In which the true one lies, if there is a test.
+    """
+
+    rival: str
+    gain: float
+    interval: tuple[float, float] | None
+
+
+def lead_over(results: Results, study: str, column: Column, rivals: Collection[str]) -> Lead | None:
+    """By how much ours is better than the best of ``rivals``, and between which leads the true one lies.
+
+    The best is picked after the runs, so the interval is one that would hold of all of them at once (Bonferroni).
+    """
+    means = {name: mean for name in rivals if (mean := results.mean(study, name, column.name)) is not None}
+    if not means:
+        return None
+    (best, *_), _ = ranked(means, column.higher_is_better)
+    test = welch_between(results, study, OURS, best, column.name)
+    if test is None:
+        return None
+    sign = 1 if column.higher_is_better else -1
+    ends = interval_of(test, 1 - SIGNIFICANT / len(means))
+    low, high = sorted(sign * end for end in ends) if ends is not None else (None, None)
+    return Lead(best, sign * test.difference, None if low is None or high is None else (low, high))
 
 
 def _with_interval(results: Results, study: str, metric: str, comparison: Comparison) -> Comparison:

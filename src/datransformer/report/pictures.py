@@ -11,9 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 
-from datransformer.experiments.paper import OURS
+from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.runs import Record
 from datransformer.experiments.studies import STUDIES, TABLES, VARIANTS
+from datransformer.report.comparisons import OTHERS, VANILLA, lead_over, printed_lead
 from datransformer.report.figures import OKABE_ITO, save_small
 from datransformer.report.records import Results
 from datransformer.report.statistics import Floats, Summary, summarise
@@ -62,12 +63,80 @@ MAPPED = "ag"
 def write_pictures(results: Results, folder: Path) -> list[Path]:
     """Write the pictures of all studies into a folder, which is made where there are any; the files."""
     files = []
+    for picture in lead_pictures(results):
+        folder.mkdir(parents=True, exist_ok=True)
+        files.append(save_small(picture.draw(), folder / picture.name))
     for study in results.studies:
         bars = (picture for table in BARS for picture in bar_pictures(results, study, table))
         for picture in (*bars, *head_pictures(results, study)):
             folder.mkdir(parents=True, exist_ok=True)
             files.append(save_small(picture.draw(), folder / picture.name))
     return files
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A lead in points, where its interval ends, and the paper's, as far as there are any."""
+
+    gain: float
+    interval: tuple[float, float] | None
+    paper: float | None
+
+
+def lead_pictures(results: Results) -> list[Picture]:
+    """Ours against the best of the others, and against the plain Transformer, on all data whose scores are shares."""
+    panels: dict[str, dict[str, Mark]] = {}
+    for title, rivals in (("the best of the paper's other methods", OTHERS), (METHODS[VANILLA], (VANILLA,))):
+        marks = {}
+        for study in results.studies:
+            column = columns_of(STUDIES[study])[0]
+            lead = lead_over(results, study, column, rivals)
+            if column.percent and study != "probe" and lead is not None:
+                ends = None if lead.interval is None else (100 * lead.interval[0], 100 * lead.interval[1])
+                paper = printed_lead(study, column, rivals)
+                marks[STUDIES[study].title] = Mark(100 * lead.gain, ends, None if paper is None else 100 * paper)
+        panels[title] = marks
+    tested = any(mark.interval is not None for marks in panels.values() for mark in marks.values())
+    if len(set(map(len, panels.values()))) > 1 or not tested:
+        return []
+    told = "; ".join(
+        f"over {title}: {', '.join(f'{name} {mark.gain:+.2f}' for name, mark in marks.items())}"
+        for title, marks in panels.items()
+    )
+    return [
+        Picture(
+            "leads",
+            f"Leads of DA-Transformer in points, {told}",
+            "Leads of DA-Transformer in points of the first metric, and their 95 % intervals; right of 0 it is ahead. "
+            "Diamonds are the leads that the paper prints for its own data.",
+            partial(draw_leads, panels),
+        )
+    ]
+
+
+def draw_leads(panels: Mapping[str, Mapping[str, Mark]]) -> Figure:
+    """A panel a rival, a row a data set: the lead with its interval, and the paper's."""
+    rows = max(map(len, panels.values()))
+    figure = Figure(figsize=(9, 1.2 + 0.32 * rows), layout="constrained")
+    for axes, (title, marks) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for row, mark in enumerate(marks.values()):
+            if mark.interval is not None:
+                axes.plot(mark.interval, [row, row], color=OURS_COLOUR, linewidth=2)
+        axes.scatter([mark.gain for mark in marks.values()], range(rows), color=OURS_COLOUR, zorder=3, label="here")
+        papers = [(row, mark.paper) for row, mark in enumerate(marks.values()) if mark.paper is not None]
+        axes.scatter(
+            [paper for _, paper in papers], [row for row, _ in papers],
+            marker="D", facecolors="white", edgecolors="black", zorder=4, label="in the paper",
+        )  # fmt: skip
+        axes.axvline(0, color="grey", linewidth=0.8)
+        axes.set_yticks(range(rows), list(marks))
+        axes.set_title(f"lead over {title}", fontsize=10, parse_math=False)
+        axes.set_xlabel("points")
+        axes.grid(axis="x", color="lightgrey", linewidth=0.5)
+        axes.set_axisbelow(True)
+    figure.axes[0].invert_yaxis()  # the first on top; the other panels share the axis
+    figure.axes[-1].legend(frameon=False, fontsize=8)
+    return figure
 
 
 def head_pictures(results: Results, study: str) -> list[Picture]:

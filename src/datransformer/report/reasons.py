@@ -205,9 +205,9 @@ def _sharpness(entropies: Mapping[str, Floats], name: str) -> Significance | Non
 
 def sharper_than_control(results: Results) -> dict[str, tuple[int, int]]:
     """On how many studies a method's attention is clearly sharper than without positions, and of how many."""
-    counts = {}
+    counts, entropies = {}, _entropies(results)
     for name in SHARP:
-        tests = [_sharpness(found, name) for found in _entropies(results).values()]
+        tests = [_sharpness(found, name) for found in entropies.values()]
         known = [(test.p, test.difference) for test in tests if test is not None and test.p is not None]
         if known:
             counts[name] = (sum(p < SIGNIFICANT and gap < 0 for p, gap in known), len(known))
@@ -252,9 +252,9 @@ def _sides(results: Results) -> list[str]:
     rows = []
     for study in dict.fromkeys(row["study"] for row in tried if row["option"] == SIGNED):
         column = columns_of(STUDIES[study])[0]
-        tested = difference_to_plain(results, tried, SIGNED, study, "dev")
+        tested = difference_to_plain(results, tried, SIGNED, study)
         means = {name: mean for name in SIDED if (mean := _dev_mean(results, study, name, column)) is not None}
-        if tested is None or not means:
+        if tested is None or not means or not results.plain(study):  # whose settings the others share
             continue
         (best, *_), _ = ranked(means, column.higher_is_better)
         rows.append(

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from datransformer.data.errors import InputError
 from datransformer.data.forms import check_form
-from datransformer.experiments.beyond import BEYOND, FROM_ZERO, GONE_BEYOND
+from datransformer.experiments.beyond import FROM_ZERO, GONE_BEYOND
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.reproduce import CALLED, CALLS
+from datransformer.experiments.reproduce import BEYOND, CALLED, CALLS, MADE_OF, SEARCH
 from datransformer.experiments.runs import DISTANCES, RESULTS, RUNS, SETTINGS, Record, reported, without_seed
-from datransformer.experiments.search import SEARCH, SEARCHED
+from datransformer.experiments.search import SEARCHED
 from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS
 from datransformer.report.statistics import RESAMPLED, Floats, Items
 from datransformer.train.run import RESULT, read_json
@@ -31,7 +31,7 @@ FINISHED = {
     "wall_seconds": float,
     "steps?": int,
     "settings?": SETTINGS,
-    "data_fingerprint?": str,
+    **{f"{name}?": str for name in MADE_OF},
     "commit?": (str,),  # null where the code is in no repository
     "vector_width?": int,
     "mean_length?": float,
@@ -98,8 +98,12 @@ class Results:
         return _by_level(self.runs(study, OURS), name)
 
     def from_zero(self, study: str, name: str) -> dict[str, Floats]:
-        """As `learned`, of runs beyond the paper in which w and v of every head start at 0 and learn fast."""
-        rows = [] if self.beyond is None else self.beyond["rows"]
+        """As `learned`, of runs beyond the paper in which w and v of every head start at 0 and learn fast.
+
+        Those that have other settings than the runs of the study tell nothing of these.
+        """
+        others = self.runs(study, OURS) and not self.plain(study)
+        rows = [] if self.beyond is None or others else self.beyond["rows"]
         return _by_level([row for row in rows if (row["study"], row["option"]) == (study, FROM_ZERO)], name)
 
     def plain(self, study: str) -> list[Record]:
@@ -107,7 +111,9 @@ class Results:
         settings = {} if self.beyond is None else self.beyond.get("settings", {})
         runs = self.runs(study, OURS)
         return [
-            run for run in runs if study not in settings or without_seed(run.get("settings", {})) == settings[study]
+            run
+            for run in runs
+            if study not in settings or without_seed(run.get("settings", {})) == without_seed(settings[study])
         ]
 
     def started(self, study: str, name: str, heads: int) -> list[float]:
@@ -274,8 +280,7 @@ def _check_rows(name: str, rows: list[Record]) -> None:
     """Whether the study of each is known, and the metric that decides in it is there."""
     for number, row in enumerate(rows):
         _check_known(f"{name}[{number}].", row)
-        for split in row.keys() & {"dev", "test"}:
-            check_form(f"{name}[{number}].{split}", row[split], {STUDIES[row["study"]].metrics[0]: float})
+        check_form(f"{name}[{number}].dev", row["dev"], {STUDIES[row["study"]].metrics[0]: float})
 
 
 def _counts(levels: Record) -> dict[str, int]:
@@ -286,7 +291,7 @@ def _counts(levels: Record) -> dict[str, int]:
 def _common(record: Record) -> dict[str, Any]:
     """What has to be the same in all runs of a study: data, settings but for the method's own, items, levels, heads."""
     common: dict[str, Any] = {"truth": record["truth"]} if "answers" in record else {}
-    common |= {key: record[key] for key in ("caveat", "examples", "data_fingerprint") if key in record}
+    common |= {key: record[key] for key in ("caveat", "examples", *MADE_OF) if key in record}
     if record["variant"] != LINEAR and "settings" in record:
         common |= _flat("settings", without_seed(record["settings"]))
     if record["variant"] == OURS and record.get("distances"):

