@@ -252,6 +252,7 @@ def test_runs_with_other_word_vectors_are_not_mixed(tmp_path: Path, sst: Path, m
     for name, value in {"model.heads": 2, "model.head_dim": 4, "train.epochs": 1}.items():
         monkeypatch.setitem(studies.CHOICES, name, studies.Choice(value, "a test"))
     monkeypatch.setitem(studies.STUDIES, "sst", replace(studies.STUDIES["sst"], choices={}))
+    monkeypatch.setitem(GROUPS, "sst", ("sst",))
     vectors, out = tmp_path / "words.txt", tmp_path / "out"
 
     def once(method: str) -> list[dict[str, Any]]:
