@@ -43,3 +43,10 @@ def test_what_cannot_be_timed_or_written_is_said_before(
             bench.main()
         assert ended.value.code == 1
         assert told in capsys.readouterr().err
+
+
+def test_the_published_times_are_those_of_their_file() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    result = json.loads((docs / "results/bench_reproduce_cpu.json").read_text())
+    assert "\n".join(bench.time_table(result)) in (docs / "reproduce.md").read_text(encoding="utf-8")
+    assert result["seconds"] <= result["aim"] == bench.TIMED["cpu"].aim

@@ -79,7 +79,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_run_keeps_the_mean(bench: "Bench", often: int, waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its last steps if all that it evaluates is the end; and rows that wait are counted as they should be."""
+    """Of its last steps if all that it evaluates is the end."""
     monkeypatch.setattr(loop, "LEAST_ROWS", 1 if waits else 10**9)
     monkeypatch.setattr(loop, "ROWS_PER_TOKEN", 0)
     weights = []
@@ -100,6 +100,18 @@ def test_a_run_keeps_the_mean(bench: "Bench", often: int, waits: bool, monkeypat
     kept = load(bench.weights())
     torch.testing.assert_close({name: kept[name] for name in mean}, mean)
     assert bench.lines()[-1]["step"] == 8
+
+
+def test_rows_that_wait_are_in_the_mean_as_dense_ones_are(
+    bench: "Bench", often: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(loop, "ROWS_PER_TOKEN", 0)
+    for name, least in (("waits", 1), ("dense", 10**9)):
+        monkeypatch.setattr(loop, "LEAST_ROWS", least)
+        bench.fit(bench.config(train_average=0.8, train_steps=8, train_evaluate_every=8), name)
+        kept.append(load(bench.weights(name)))
+    torch.testing.assert_close(*kept, atol=1e-5, rtol=0)
 
 
 def test_a_run_that_evaluates_more_often_has_other_weights_each_time(bench: "Bench") -> None:
