@@ -18,8 +18,8 @@ from torch.nn.functional import softplus
 from datransformer.data.store import write_text
 from datransformer.experiments.paper import OURS, RUNS
 from datransformer.experiments.reproduce import BEYOND
-from datransformer.experiments.runs import DISTANCES, SETTINGS, read_form
-from datransformer.experiments.search import check_apart, check_failed, data_of, ending_in_words, run_trials, settle
+from datransformer.experiments.runs import DISTANCES, SETTINGS, Record, read_form
+from datransformer.experiments.search import check_apart, data_of, ending_in_words, note_trials, settle
 from datransformer.experiments.studies import (
     Planned,
     Settings,
@@ -204,30 +204,16 @@ def go_beyond(
         if not path.exists():
             write_text(path, json.dumps(about, indent=1))
     tried = {planned.name: option for option, planned in plan}
-    failed = 0
-    for planned, record in run_trials([planned for _, planned in plan], out, device, where):
-        option = tried[planned.name]
-        if "failed" in record:
-            failed += 1
-            reporter.say(f"{option}, {planned.study}: {record['failed']}")
-            continue
-        dev = record["metrics"]["dev"]
+
+    def row_of(planned: Planned) -> Record:
+        return {"option": tried[planned.name], "study": planned.study, "seed": planned.seed}
+
+    def looked_at(planned: Planned, record: Record) -> Record:
         entropies = [one for level in record["heads"].values() for one in level["entropy"]]
-        rows.append(
-            {
-                "option": option,
-                "study": planned.study,
-                "seed": planned.seed,
-                "dev": dev,
-                "entropy": round(sum(entropies) / len(entropies), 4),
-                "distances": record["distances"],
-                "commit": record["commit"],
-                "device": record["device"],
-            }
-        )
-        reporter.say(f"{len(rows)}: {option}, {planned.study}: {dev}")
-        write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
-    check_failed(failed, len(plan))
+        return {"entropy": round(sum(entropies) / len(entropies), 4), "distances": record["distances"]}
+
+    todo = [planned for _, planned in plan]
+    note_trials(todo, row_of, about, rows, path, device=device, where=where, reporter=reporter, more=looked_at)
     return path
 
 

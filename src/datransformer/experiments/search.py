@@ -9,7 +9,7 @@ Every trial changes some settings of `BASE` for all methods alike. What came of 
 import argparse
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -305,11 +305,48 @@ def data_of(study: str, data_dir: Path, out: Path, device: str) -> Settings:
     return {**found, "train.precision": PRECISION[device]}
 
 
-def run_trials(todo: Sequence[Planned], out: Path, device: str, where: str) -> Iterator[tuple[Planned, Record]]:
-    """Run without a test set, on a GPU several at a time; each with its record, as they end."""
+def note_trials(
+    todo: Sequence[Planned],
+    row_of: Callable[[Planned], Record],
+    about: Record,
+    rows: list[Record],
+    path: Path,
+    *,
+    device: str,
+    where: str,
+    reporter: Reporter,
+    more: Callable[[Planned, Record], Record],
+) -> None:
+    """Run without a test set, on a GPU several at a time, and write what came of each as it ends.
+
+    Args:
+        todo: The runs.
+        row_of: What names a run among the rows.
+        about: What the file holds.
+        rows: Those in it that are added to.
+        path: The file, in the folder of the runs.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        where: The kind of device that it is.
+        reporter: Gets told.
+        more: What is kept of a run's record beside the metrics.
+    """
+    out, failed = path.parent, 0
     place = Place(out, out / "cache", device, LANES if where == "cuda" else 1, test=False)
     processes = process_count(where)
-    return share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(place.test))
+    ended = share_out(todo, place, processes) if processes > 1 else run_all(todo, place, Shelf(place.test))
+    for planned, record in ended:
+        row = row_of(planned)
+        told = ", ".join(str(value) for name, value in row.items() if name != "seed")
+        if "failed" in record:
+            failed += 1
+            reporter.say(f"{told}: {record['failed']}")
+            continue
+        kept = {"dev": record["metrics"]["dev"], "commit": record["commit"], "device": record["device"]}
+        rows.append({**row, **more(planned, record), **kept})
+        reporter.say(f"{len(rows)}: {told}: {kept['dev']}")
+        write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
+    if failed:
+        raise InputError(f"{failed} of {len(todo)} runs failed, which the same command tries again")
 
 
 def search(
@@ -354,26 +391,22 @@ def search(
         for study in dict.fromkeys(planned.study for planned in todo)
     }
     settle(about, base, {row["study"] for row in rows}, path, out / "cache")
-    failed = 0
-    for planned, record in run_trials(todo, out, device, where):
+
+    def row_of(planned: Planned) -> Record:
         name, trial = origins[planned.name]
-        failed += "failed" in record
-        row = {"round": name, "trial": trial, "study": planned.study, "variant": planned.variant, "seed": planned.seed}
-        if "failed" in record:
-            reporter.say(f"{name}, {trial}, {planned.study}, {planned.variant}: {record['failed']}")
-        else:
-            rows.append(
-                {
-                    **row,
-                    "settings": dict(ROUNDS[name].trials[trial]),
-                    "dev": record["metrics"]["dev"],
-                    "commit": record["commit"],
-                    "device": record["device"],
-                }
-            )
-            reporter.say(f"{len(rows)}: {name}, {trial}, {planned.study}, {planned.variant}: {rows[-1]['dev']}")
-        write_text(path, json.dumps(about, indent=1))
-    check_failed(failed, len(todo))
+        return {
+            "round": name,
+            "trial": trial,
+            "study": planned.study,
+            "variant": planned.variant,
+            "seed": planned.seed,
+        }
+
+    def settings_tried(planned: Planned, record: Record) -> Record:
+        name, trial = origins[planned.name]
+        return {"settings": dict(ROUNDS[name].trials[trial])}
+
+    note_trials(todo, row_of, about, rows, path, device=device, where=where, reporter=reporter, more=settings_tried)
     return path
 
 
@@ -406,12 +439,6 @@ def settle(
         found = shelf.made_of(config, cache)
         if made_of.setdefault(study, found) != found:
             raise InputError(f"{path}: {study} was tried on other rows or word vectors; expected another --out")
-
-
-def check_failed(failed: int, count: int) -> None:
-    """Raise if runs have failed, each of which was told of when it did."""
-    if failed:
-        raise InputError(f"{failed} of {count} runs failed, which the same command tries again")
 
 
 @contextmanager
