@@ -748,6 +748,8 @@ def test_heads_that_stay_where_they_were_put_tell_nothing() -> None:
         ("one_near_head", "mind", [-0.03, 0.1, 0.15, 0.2], HELD),
         ("one_near_head", "mind", [-1.0, 0.2, 0.5, 1.0], HELD),
         ("one_near_head", "mind", [-1.0, -0.2, 0.5, 1.0], FAILED),
+        ("all_shifts_positive", "mind", [0.2, 0.3, 0.5, 1.0], HELD),
+        ("all_shifts_positive", "mind", [-0.2, 0.3, 0.5, 1.0], FAILED),
     ],
 )
 def test_where_heads_stay_runs_that_start_at_zero_decide(
@@ -764,7 +766,9 @@ def test_where_heads_stay_runs_that_start_at_zero_decide(
 
     found = judged(3)
     assert found.verdict == verdict
-    assert found.numbers.count("most keep the sign") == 1  # said of the runs that start elsewhere
+    told = "signs are as if tossed" if claim == "all_shifts_positive" else "most keep the sign"
+    assert told in found.numbers.partition(FREE)[0]  # which is said of the runs that start elsewhere
+    assert told not in found.numbers.partition(FREE)[2]
     assert f". {FREE} (3 runs): " in found.numbers
     assert judged(0).verdict == judged(2).verdict == UNTESTED
     assert FREE not in judged(2).numbers

@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--turns", type=int, default=1, help="how often it is timed; the median counts")
     arguments = vars(parser.parse_args())
-    with ending_in_words():
+    with ending_in_words("stopped; nothing is kept"):
         result = bench_reproduce(**arguments, tell=lambda line: print(line, file=sys.stderr, flush=True))  # noqa: T201
         print("\n".join(time_table(result)))  # noqa: T201
 

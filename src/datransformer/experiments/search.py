@@ -442,8 +442,8 @@ def settle(
 
 
 @contextmanager
-def ending_in_words() -> Iterator[None]:
-    """Let a script that is stopped, or given what it cannot use, end in a line and not in a traceback."""
+def ending_in_words(stopped: str = STOPPED) -> Iterator[None]:
+    """Let a script that is ``stopped``, or given what it cannot use, end in a line and not in a traceback."""
     try:
         yield
     except InputError as error:
@@ -453,7 +453,7 @@ def ending_in_words() -> Iterator[None]:
         print(printable(f"{error.filename}: {error.strerror or error}"), file=sys.stderr)  # noqa: T201
         sys.exit(1)
     except Interrupted:
-        print(STOPPED, file=sys.stderr)  # noqa: T201
+        print(stopped, file=sys.stderr)  # noqa: T201
         sys.exit(130)
 
 

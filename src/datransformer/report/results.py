@@ -316,8 +316,8 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
         "",
         "Half of the heads start with w < 0, half with w > 0. Where few change sides, claims on signs are judged by "
         "runs beyond the paper in which all start at w = 0 and w and v learn at ten times the rate, if there are such, "
-        "and else not testable. v starts at 0; where it has hardly left that, or went either way as if signs were "
-        "tossed, it contradicts nothing.",
+        "and else not testable. v starts at 0: that all v are on one side is judged the same way where they have "
+        "hardly left it, or went either way as if signs were tossed.",
         "",
         *word_table(["the paper says", "verdict", "numbers"], rows),
         *(

@@ -65,7 +65,7 @@ class Verdict:
         differences: One by one, where there are many.
         how: `CONTRADICTED` or `PARTLY` where a claim is not reproduced because something is clearly otherwise,
             `UNDECIDED` where the runs cannot tell.
-        put: Whether heads are on the sides that they were put on, so that it says nothing of what is learned.
+        put: Whether heads are where they were put, or as good as there, so that it says nothing of what is learned.
     """
 
     verdict: str
@@ -491,7 +491,7 @@ def _all_positive(levels: Levels, start_of: Start) -> Verdict:
         )
     numbers = "; ".join(parts)
     if not lows:
-        return Verdict(UNTESTED, numbers)
+        return Verdict(UNTESTED, numbers, put=True)
     corrected = holm({level: _against(lowest, 0.0).p for level, lowest in lows.items()})
     below_zero = [
         _differs(lowest, 0.0) if (p := corrected[level]) is None else p < SIGNIFICANT
