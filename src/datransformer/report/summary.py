@@ -71,7 +71,7 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
     rivals = _rivals(results, comparisons, columns)
     told: list[str] = []
     for whom, tests in rivals.items():
-        ahead, behind = (_counted(tests, columns, sign, whom) for sign in (1, -1))
+        ahead, behind = (_counted(tests, columns, sign) for sign in (1, -1))
         if any(test.p is not None for test in tests.values()):
             several = len(_by_data(tests, tests)) < len(tests)
             where = f" ({_data_sets(tests)}, some used in several ways)" if not told and several else ""
@@ -107,18 +107,25 @@ def _terms(results: Results) -> str:
     each = f" Where the paper leaves open how, each way was run: {'; '.join(ways)}." if ways else ""
     return (
         f"A set-up is a data set used in one way.{each} Clear, on all of this page, is p < {SIGNIFICANT} in Welch's "
-        "t-test over runs; unless it is said, p is not corrected for how many tests there are. Up here Holm's "
-        f"correction is over the set-ups, and where the best of the others is ahead p counts {len(OTHERS)} times, "
-        "since that was picked after the runs."
+        "t-test over runs; unless it is said, p is not corrected for how many tests there are. Where the best of the "
+        f"others is ahead p counts {len(OTHERS)} times up here, since that was picked after the runs; Holm's "
+        "correction is over the set-ups."
     )
 
 
 def _rivals(
     results: Results, comparisons: Mapping[Key, Comparison], columns: Mapping[str, Column]
 ) -> dict[str, dict[str, Significance]]:
-    """Tests of ours by study, against the best of the others and against the plain Transformer."""
-    best = {study: comparisons[study, one.name].welch for study, one in columns.items()
-            if (study, one.name) in comparisons}  # fmt: skip
+    """Tests of ours by study, against the best of the others and against the plain Transformer.
+
+    The best is picked after the runs, which makes it easier to be behind: there p counts as often as there are others.
+    """
+    best = {}
+    for study, column in columns.items():
+        one = comparisons.get((study, column.name))
+        if one is not None:
+            p, times = one.welch.p, len(one.summaries) - 1 if one.gain < 0 else 1
+            best[study] = replace(one.welch, p=None if p is None else min(times * p, 1.0))
     plain = {
         study: test
         for study, one in columns.items()
@@ -130,10 +137,7 @@ def _rivals(
 
 def _wins(results: Results, comparisons: Mapping[Key, Comparison], columns: Mapping[str, Column]) -> list[str]:
     """Ours against the best of the others, and against the plain Transformer."""
-    told = [
-        f"Against {whom}: {_won(tests, columns, whom)}"
-        for whom, tests in _rivals(results, comparisons, columns).items()
-    ]
+    told = [f"Against {whom}: {_won(tests, columns)}" for whom, tests in _rivals(results, comparisons, columns).items()]
     known = {sum(bool(results.runs(study, name)) for name in METHODS) for study in columns}
     if told and len(known) == 1 and (count := known.pop()) > 1:
         told.insert(
@@ -220,14 +224,14 @@ def _trust(results: Results) -> list[str]:
     return told
 
 
-def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column], whom: str = "") -> str:
+def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> str:
     """On how many set-ups ours is ahead by the first metric, and on which clearly."""
     gains = {study: test.difference * (1 if columns[study].higher_is_better else -1) for study, test in tests.items()}
     ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
     parts = [f"of {len(gains)} {_set_ups(len(gains))} ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
         titles = "; ".join(_by_data(_clear(tests, columns, sign), tests))
-        parts.append(f"clearly {word} on {_counted(tests, columns, sign, whom)}{f': {titles}' if titles else ''}")
+        parts.append(f"clearly {word} on {_counted(tests, columns, sign)}{f': {titles}' if titles else ''}")
     return f"{'; '.join(parts)}."
 
 
@@ -242,13 +246,9 @@ def _clear(tests: Mapping[str, Significance], columns: Mapping[str, Column], sig
     ]
 
 
-def _counted(tests: Mapping[str, Significance], columns: Mapping[str, Column], sign: int, whom: str) -> str:
-    """On how many the first of two is clearly better, or worse, and on how many after Holm's correction over all.
-
-    The best of several is picked after the runs, which makes it easier to be behind: p counts as often.
-    """
-    times = len(METHODS) - 1 if whom == BEST and sign < 0 else 1
-    corrected = holm({study: None if test.p is None else min(times * test.p, 1.0) for study, test in tests.items()})
+def _counted(tests: Mapping[str, Significance], columns: Mapping[str, Column], sign: int) -> str:
+    """On how many the first of two is clearly better, or worse, and on how many after Holm's correction over all."""
+    corrected = holm({study: test.p for study, test in tests.items()})
     left = {study: replace(test, p=corrected[study]) for study, test in tests.items()}
     count = len(_clear(tests, columns, sign))
     return (
