@@ -162,8 +162,8 @@ PIECES: dict[str, Pieces] = {
     ),
     "mind": Pieces(
         tuple(f"mind/{name}.parquet" for name in (*MIND_NEWS, "behaviors_train", "behaviors_dev_pieces")),
-        "4 % of MINDsmall; dev is the last day of the training impressions, test is 908 of the dev impressions, those "
-        "with all candidates and with histories in order",
+        "4 % of MINDsmall; dev is the last day of its training impressions, test is 908 impressions of its published "
+        "dev set, which is not used otherwise: those with all candidates and with histories in order",
         lambda folder: read_mind(folder / "mind"),
     ),
 }  # fmt: skip

@@ -47,10 +47,16 @@ def welch_between(results: Results, study: str, first: str, second: str, metric:
     return welch_t_test(*scores) if all(scores) else None
 
 
+def group_of(study: str) -> str:
+    """The data set of a study, in whatever way it is used."""
+    return next(name for name, studies in GROUPS.items() if study in studies)
+
+
 def printed_of(study: str) -> Mapping[str, Mapping[str, Printed]]:
     """What the paper prints for the data of a study, by metric and method; it has one reading of each data set."""
-    group = next(name for name, studies in GROUPS.items() if study in studies)
-    return {name: methods for name, methods in RESULTS.get(group, {}).items() if name in STUDIES[study].metrics}
+    return {
+        name: methods for name, methods in RESULTS.get(group_of(study), {}).items() if name in STUDIES[study].metrics
+    }
 
 
 def printed_lead(study: str, column: Column, rivals: Collection[str]) -> float | None:

@@ -108,7 +108,9 @@ def lead_pictures(results: Results) -> list[Picture]:
             "leads",
             f"Leads of DA-Transformer in points, {told}",
             "Leads of DA-Transformer in points of the first metric, and their 95 % intervals; right of 0 it is ahead. "
-            "Diamonds are the leads that the paper prints for its own data.",
+            "Left they are wider, since the best is picked after the runs. Diamonds are the leads that the paper "
+            "prints for its own data."
+            + (" What is not measured in points is in the table alone." if len(marks) < len(results.studies) else ""),
             partial(draw_leads, panels),
         )
     ]

@@ -140,7 +140,7 @@ def _used(results: Results) -> list[str]:
 
 def _from_zero(results: Results) -> list[str]:
     """Which way w and v go where their start does not decide."""
-    rows = []
+    rows, paper = [], ""
     for study in STUDIES:
         shifts = results.from_zero(study, "distance_shift")
         for level, weights in results.from_zero(study, "distance_weight").items():
@@ -157,14 +157,18 @@ def _from_zero(results: Results) -> list[str]:
             )
     if not rows:
         return []
+    if any(results.from_zero(study, "distance_weight") for study in ("ag", "mind")):
+        paper = (
+            " The paper: on AG half of the heads have w < 0 and most v < 0; on MIND more words' heads have w > 0 than "
+            "not, one head of the news level alone has w < 0, and no v is below 0."
+        )
     return [
         "",
         "### Where do w and v go by themselves?",
         "",
         "With w = 0 and v = 0 in every head at first and ten times the rate for both, no head starts on a side: where "
         "w ends was learned. How many heads end below 0, the mean ± standard deviation over runs, and the lowest and "
-        "highest values, averaged over runs. The paper: on AG half of the heads have w < 0 and most v < 0; on MIND "
-        "more words' heads have w > 0 than not, one head of the news level alone has w < 0, and no v is below 0.",
+        f"highest values, averaged over runs.{paper}",
         "",
         "A head with w > 0 does not only look far. It multiplies all scores but those of the nearest by up to 1 + eᵛ, "
         "which makes its softmax sharper, as a lower temperature would; one with w < 0 makes it softer. The last "

@@ -276,8 +276,9 @@ def _choices(results: Results) -> list[str]:
     if vectors := vectors_of(results):
         rows.append(["file of word vectors", vectors, "all", "what these runs were given"])
     return [
-        "The same for every method, and tried out with the Transformer and DA-Transformer alone. Where these two "
-        "differed one value was used for both, not always the better one for each: what suited which is said below.",
+        "The same for every method, and tried out with the Transformer and DA-Transformer alone, but for k of "
+        "Transformer-RPR. Where the two differed one value was used for both, not always the better one for each: what "
+        "suited which is said below.",
         "",
         *word_table(heads, rows),
         *_older(results),
@@ -310,14 +311,14 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
         "was run: two of SST, four of SNLI. It is contradicted where something is clearly the other way round on a "
         "data set in every reading, after Holm's correction over all that the claim compares and has picked from; "
         "where that is so in some readings alone, the verdict says so, since the paper had one and does not say "
-        "which. Undecided is what these runs cannot tell. Of several methods that a claim says are better, the worst "
-        "is held against the best of those that should be worse; a comparison is one of these in one metric on one "
-        "set-up.",
+        "which. Undecided is what these runs cannot tell. Where a claim says that several methods are better than "
+        "several others, the worst of the first is held against the best of the second; a comparison is one of these "
+        "in one metric on one set-up.",
         "",
-        "Half of the heads start with w < 0, half with w > 0. Where few change sides, claims on signs are judged by "
-        "runs beyond the paper in which all start at w = 0 and w and v learn at ten times the rate, if there are such, "
-        "and else not testable. v starts at 0: that all v are on one side is judged the same way where they have "
-        "hardly left it, or went either way as if signs were tossed.",
+        "Half of the heads start with w < 0 and half with w > 0. Where few heads change sides, their signs say "
+        "nothing; then runs beyond the paper decide, in which w starts at 0 and w and v learn at ten times the rate. "
+        "Where there are none, the claim is not testable. v starts at 0: that all v are on one side is judged the same "
+        "way where v has hardly moved, or about half of the heads have gone each way.",
         "",
         *word_table(["the paper says", "verdict", "numbers"], rows),
         *(

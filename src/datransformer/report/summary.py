@@ -1,24 +1,25 @@
 """The top of the page of a reproduction: what a reader comes to ask, each question with its answer, and a table."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
-from datransformer.experiments.studies import CONTROL, GROUPS, LINEAR, PUBLISHED, STUDIES, VARIANTS
+from datransformer.experiments.studies import CONTROL, LINEAR, PAIR, PUBLISHED, STUDIES, VARIANTS
 from datransformer.report.comparisons import (
     OTHERS,
     VANILLA,
     Key,
     Lead,
+    group_of,
     lead_over,
     printed_lead,
     printed_of,
     welch_between,
 )
 from datransformer.report.provenance import stale, vectors_of
-from datransformer.report.reasons import sharper_than_control
+from datransformer.report.reasons import SIDED, sharper_than_control
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
 from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm
@@ -31,7 +32,6 @@ from datransformer.report.verdicts import (
     UNDECIDED,
     UNTESTED,
     Verdict,
-    name_of,
 )
 
 ABOUT = (
@@ -48,8 +48,8 @@ WAYS = {  # in which a data set was used, by the study that has the last of them
 }
 SAME_FOR_ALL = (
     "All methods have the same settings. Those that the paper leaves open were searched on dev sets, in runs that had "
-    "no test set, with Transformer and DA-Transformer alone: what the other methods could gain by a search of their "
-    "own is not known."
+    "no test set, with Transformer and DA-Transformer alone, but for k of Transformer-RPR: what the other methods "
+    "could gain by a search of their own is not known."
 )
 BEST = "the best of the paper's other methods"
 CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
@@ -73,8 +73,8 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
     for whom, tests in rivals.items():
         ahead, behind = (_counted(tests, columns, sign) for sign in (1, -1))
         if any(test.p is not None for test in tests.values()):
-            several = len(_by_data(tests, tests)) < len(tests)
-            where = f" ({_data_sets(tests)}, some used in several ways)" if not told and several else ""
+            count = len(set(map(group_of, tests)))
+            where = f" ({count} data sets, some used in several ways)" if not told and count < len(tests) else ""
             told.append(
                 f"{METHODS[OURS]} is clearly ahead of {whom} on {ahead} of {len(tests)} {_set_ups(len(tests))}{where}, "
                 f"and clearly behind on {behind}."
@@ -85,7 +85,7 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
     told.append(claims)
     caveats = [results.any_run(study)["caveat"] for study in results.studies if STUDIES[study].data != "probe"]
     if any(not caveat.startswith(PUBLISHED) for caveat in caveats):
-        told.append("These are not all of the paper's data, see below: leads here are of what was run on.")
+        told.append("Some of the data are subsets of the paper's or stand-ins for them, see below.")
     return [f"**{' '.join(told)}**", ""]
 
 
@@ -106,10 +106,10 @@ def _terms(results: Results) -> str:
     ways = [way for study, way in WAYS.items() if study in results.studies]
     each = f" Where the paper leaves open how, each way was run: {'; '.join(ways)}." if ways else ""
     return (
-        f"A set-up is a data set used in one way.{each} Clear, on all of this page, is p < {SIGNIFICANT} in Welch's "
-        "t-test over runs; unless it is said, p is not corrected for how many tests there are. Where the best of the "
-        f"others is ahead p counts {len(OTHERS)} times up here, since that was picked after the runs; Holm's "
-        "correction is over the set-ups."
+        f"A set-up is a data set used in one way.{each} Clear is p < {SIGNIFICANT} in Welch's t-test over runs, or in "
+        "the test that is named, not corrected for how many tests there are unless it is said. Above the first heading "
+        f"alone p against the best of the others counts {len(OTHERS)} times where that is ahead, since it was picked "
+        "after the runs, and Holm's correction is over the set-ups."
     )
 
 
@@ -152,32 +152,55 @@ def _held_against_paper(results: Results, columns: Mapping[str, Column]) -> list
     """Whether the leads that the paper prints can be those that were measured."""
     told = []
     for whom, rivals in ((f"the plain {METHODS[VANILLA]}", (VANILLA,)), (BEST, OTHERS)):
-        places: dict[str, list[str]] = {"larger": [], "smaller": [], "not": []}
+        places: dict[str, list[str]] = {"larger": [], "smaller": [], "not": [], "hardly": []}
         for study, column in columns.items():
             lead, paper = lead_over(results, study, column, rivals), printed_lead(study, column, rivals)
             if lead is not None and lead.interval is not None and paper is not None:
                 low, high = lead.interval
                 places["larger" if paper > high else "smaller" if paper < low else "not"].append(study)
-        larger, smaller, inside = map(_listed, places.values())
-        if count := sum(map(len, places.values())):
+                places["hardly"] += [study] if low <= paper <= high and paper < (high - low) / 2 else []
+        larger, smaller, inside, hardly = map(_listed, places.values())
+        if count := len(places["larger"] + places["smaller"] + places["not"]):
             told.append(
                 f"The paper's lead over {whom} is too large for the one measured here, ruled out by its interval, on "
                 f"{larger} of {count} {_set_ups(count)}; too small on {smaller}; and within the interval on {inside}."
             )
+            if places["hardly"]:
+                told.append(
+                    f"On {hardly} of these the interval is so wide that so large a lead could hardly have been clear: "
+                    "there it speaks neither for the paper nor against it."
+                )
     return told
 
 
 def _against_controls(results: Results, columns: Mapping[str, Column]) -> list[str]:
     """Ours and the plain Transformer against attention that knows nothing of places."""
     told = []
+    clear = {}
     for name in (OURS, VANILLA):
         tests = {
             study: test
             for study, one in columns.items()
             if (test := welch_between(results, study, name, CONTROL, one.name)) is not None
         }
+        clear[name] = set(_clear(tests, columns, 1))
         if tests:
             told.append(f"{METHODS[name]} against {VARIANTS[CONTROL].label}: {_won(tests, columns)}")
+    plain = {
+        study: test
+        for study, one in columns.items()
+        if results.runs(study, CONTROL) and (test := welch_between(results, study, OURS, VANILLA, one.name)) is not None
+    }
+    ahead = _clear(plain, columns, 1)
+    if ahead:
+        both = [study for study in ahead if study in clear[OURS]]
+        told.append(
+            f"Of {len(ahead)} {_set_ups(len(ahead))} on which {METHODS[OURS]} is clearly ahead of the plain "
+            f"{METHODS[VANILLA]} it is clearly ahead of {VARIANTS[CONTROL].label} on {_listed(both)}."
+        )
+    joint = [study for study in columns if STUDIES[study].settings == PAIR and results.runs(study, CONTROL)]
+    if joint:
+        told.append("Where both texts of a pair are one sequence, positions also tell which of the two a word is in.")
     return told
 
 
@@ -201,16 +224,18 @@ def _against_linear(results: Results) -> list[str]:
 def _why(results: Results) -> list[str]:
     """What is known of the reasons, with the section that has more."""
     told = []
+    if results.beyond is not None:
+        *others, last = (METHODS[name] for name in SIDED)
+        told.append(
+            "|i − j| does not tell a word before from one behind, as the distances of "
+            f"{', '.join(others)} and {last} do. Tried beyond the paper, on dev: "
+            f"{clear_options(results, results.beyond['rows'])}."
+        )
     if counts := sharper_than_control(results):
         listed = ", ".join(f"{VARIANTS[name].label} on {below} of {count}" for name, (below, count) in counts.items())
         told.append(
             "f is at most 1 + eᵛ, 2 at the start, and a key whose score it shrinks to 0 still counts e⁰ = 1 in the "
             f"softmax. Attention clearly sharper than without positions: {listed}."
-        )
-    if results.beyond is not None:
-        told.append(
-            f"The distance does not tell a word before from one behind. Tried beyond the paper, on dev: "
-            f"{clear_options(results, results.beyond['rows'])}."
         )
     return [*told, "More is below, under What may explain it."] if told else []
 
@@ -230,8 +255,11 @@ def _won(tests: Mapping[str, Significance], columns: Mapping[str, Column]) -> st
     ahead, behind = (sum(sign * gain > 0 for gain in gains.values()) for sign in (1, -1))
     parts = [f"of {len(gains)} {_set_ups(len(gains))} ahead on {ahead}, behind on {behind}"]
     for word, sign in (("ahead", 1), ("behind", -1)):
-        titles = "; ".join(_by_data(_clear(tests, columns, sign), tests))
-        parts.append(f"clearly {word} on {_counted(tests, columns, sign)}{f': {titles}' if titles else ''}")
+        titles = "; ".join(STUDIES[one].title for one in _clear(tests, columns, sign))
+        left = "; ".join(STUDIES[one].title for one in _clear(_after_holm(tests), columns, sign))
+        told = f": {titles}" if titles else ""
+        told += f" (after Holm's correction: {left or 'none'})" if titles and len(tests) > 1 else ""
+        parts.append(f"clearly {word} on {len(_clear(tests, columns, sign))}{told}")
     return f"{'; '.join(parts)}."
 
 
@@ -246,36 +274,21 @@ def _clear(tests: Mapping[str, Significance], columns: Mapping[str, Column], sig
     ]
 
 
+def _after_holm(tests: Mapping[str, Significance]) -> dict[str, Significance]:
+    """With the p that Holm's correction leaves to each."""
+    corrected = holm({study: test.p for study, test in tests.items()})
+    return {study: replace(test, p=corrected[study]) for study, test in tests.items()}
+
+
 def _counted(tests: Mapping[str, Significance], columns: Mapping[str, Column], sign: int) -> str:
     """On how many the first of two is clearly better, or worse, and on how many after Holm's correction over all."""
-    corrected = holm({study: test.p for study, test in tests.items()})
-    left = {study: replace(test, p=corrected[study]) for study, test in tests.items()}
-    count = len(_clear(tests, columns, sign))
-    return (
-        f"{count} ({len(_clear(left, columns, sign))} after Holm's correction)"
-        if count and len(tests) > 1
-        else str(count)
-    )
+    count, left = (len(_clear(some, columns, sign)) for some in (tests, _after_holm(tests)))
+    return f"{count} ({left} after Holm's correction)" if count and len(tests) > 1 else str(count)
 
 
 def _listed(studies: Sequence[str]) -> str:
     """How many, and which."""
     return f"{len(studies)} ({'; '.join(STUDIES[study].title for study in studies)})" if studies else "0"
-
-
-def _by_data(some: Collection[str], every: Collection[str]) -> list[str]:
-    """Studies by the data that they use, and in how many of the ways that there are."""
-    told = []
-    for group, studies in GROUPS.items():
-        mine, ways = ([study for study in studies if study in among] for among in (some, every))
-        if mine:
-            told.append(f"{name_of(group)} in {len(mine)} of {len(ways)} ways" if len(ways) > 1 else name_of(group))
-    return told
-
-
-def _data_sets(studies: Collection[str]) -> str:
-    count = len(_by_data(studies, studies))
-    return f"{count} data set{'' if count == 1 else 's'}"
 
 
 def _set_ups(count: int) -> str:
@@ -321,7 +334,12 @@ def at_a_glance(results: Results) -> list[str]:
     ]
     if not rows:
         return []
-    last = " What stands in the last columns knows nothing of positions, and is not in the paper." if controls else ""
+    last = (
+        f" What stands in the last columns knows nothing of positions, and is not in the paper; "
+        f"{VARIANTS[CONTROL].label} is the Transformer without its sinusoids."
+        if controls
+        else ""
+    )
     has_intervals = any("[" in cell for row in rows for cell in row)
     intervals = (
         "with their 95 % intervals (Welch's, over runs; wider over the best, which is picked after the runs)"
@@ -349,7 +367,7 @@ def data_of(results: Results) -> list[str]:
         "The data:",
         "",
         *(f"- {'; '.join(titles)}: {caveat}." for caveat, titles in caveats.items()),
-        *([f"- Word vectors: {vectors}; the paper has 300-d ones."] if vectors else []),
+        *([f"- Word vectors: {vectors}; the paper has GloVe's of 300-d."] if vectors else []),
     ]
 
 

@@ -41,7 +41,7 @@ HELD, FAILED, UNTESTED = "reproduced", "not reproduced", "not testable here"
 CONTRADICTED, PARTLY, UNDECIDED = "contradicted", "contradicted in some readings", "undecided"
 DATA = tuple(RESULTS)  # the paper's
 ABLATED = ("ag", "amazon", "mind")  # in Figures 4 and 5
-AFTER_HOLM = "; every p after Holm's correction"
+EACH_AFTER_HOLM = "each p after Holm's correction over the {count} of this page: "
 FEW = 4  # things that can be listed by name
 FEW_RUNS, TOO_FEW = 3, "too few runs to tell"  # three that agree to the last head are enough
 NO_NEWS = "no level of news"
@@ -226,7 +226,9 @@ def _significant(results: Results, comparisons: Comparisons) -> Verdict:
     """As `_first_everywhere`, with each p as Holm's correction leaves it; the differences are listed there."""
     corrected = {key: replace(one, welch=replace(one.welch, p=one.welch.corrected)) for key, one in comparisons.items()}
     verdict = _first_everywhere(results, corrected)
-    return replace(verdict, numbers=f"{verdict.numbers}{AFTER_HOLM if verdict.differences else ''}", differences=())
+    count = sum(one.welch.p is not None for one in comparisons.values())
+    told = EACH_AFTER_HOLM.format(count=count) if verdict.differences else ""
+    return replace(verdict, numbers=f"{told}{verdict.numbers}", differences=())
 
 
 Side = Sequence[str]
@@ -540,14 +542,15 @@ def _length(results: Results, comparisons: Comparisons) -> Verdict:
             values = _words(results.learned(study, "distance_weight"))
             shares[name] = float(_below(values).mean() / values.shape[1])
             lengths[name] = results.runs(study, OURS)[0].get("mean_length", lengths[name])
-    listed = ", ".join(f"{name} {lengths[name]:g} tokens {share:.2f}" for name, share in shares.items())
+    listed = "; ".join(f"{name_of(name)} {share:.2f}, {lengths[name]:.1f}" for name, share in shares.items())
     found = correlate([math.log(lengths[name]) for name in shares], list(shares.values())) if shares else None
     if found is None:
         why = f"expected four data sets at least whose share of w < 0 is not the same, got {listed or 'none'}"
         return Verdict(UNTESTED, why)
     numbers = (
-        f"share of w < 0 by data set: {listed}; with the logarithm of the length r = {found.r:+.2f} "
-        f"({shown_p(found.p)}, 95 % interval {found.low:+.2f} to {found.high:+.2f})"
+        f"share of words' heads with w < 0, and mean length in tokens, each data set in the first way that it is used: "
+        f"{listed}; r with the logarithm of the length = {found.r:+.2f} ({shown_p(found.p)}, 95 % interval "
+        f"{found.low:+.2f} to {found.high:+.2f})"
     )
     if found.p < SIGNIFICANT:
         return _judge(False, numbers)
