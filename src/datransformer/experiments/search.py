@@ -238,6 +238,16 @@ POOLED: dict[str, Settings] = {
         "model.pooling": "max", **STEADY["words, mean 0.99, smoothing 0.1"]
     },
 }  # fmt: skip
+# How large word vectors are beside the sinusoids of the Transformer, which is behind no positions on SST.
+SCALES = (1.0, 2.0, 4.0)
+SCALED: dict[str, Settings] = {f"vectors x {scale:g}": {"model.embed_scale": scale} for scale in SCALES}
+SCALED_WORDS = {
+    f"words, 10 epochs, {trial}": {**LONGER["words, 10 epochs, vectors at 0.3"], **settings}
+    for trial, settings in SCALED.items()
+}
+SCALED_PAIRS = {
+    f"{trial}, {scaled}": {**pairs, **settings} for trial, pairs in PAIRS.items() for scaled, settings in SCALED.items()
+}
 # What methods have for themselves, each tried as often as the others' own.
 REACHES: dict[str, Settings] = {f"k = {k}": {"model.attention_options": {"max_distance": k}} for k in (4, 8, 16, 32)}
 CLIPPED: dict[str, Settings] = {
@@ -271,6 +281,9 @@ ROUNDS: dict[str, Round] = {
     "slow, large": Round(SLOW_DOCUMENTS, {"amazon": 1, "ag": 1}, BOTH),
     "documents": Round(DOCUMENTS, {"amazon": 1}, BOTH),
     "pooled": Round(POOLED, {"sst": 5, "amazon": 2, "ag": 1, "sst_phrases": 1}, BOTH),
+    "scaled": Round(SCALED_WORDS, {"sst": 5}, BOTH),
+    "scaled, large": Round(SCALED, {"ag": 2, "amazon": 2}, BOTH),
+    "scaled, pairs": Round(SCALED_PAIRS, {"snli": 2}, BOTH),
     "k of RPR": Round(REACHES, {"sst": 5}, ("rpr",)),
     "T of clip": Round(CLIPPED, {"sst": 5}, (OURS,)),
     "w and v at first": Round(STARTS, {"sst": 5}, (OURS,)),

@@ -68,7 +68,7 @@ CHOICES: dict[str, Choice] = {
         "82.5 %, three)",
     ),
     "model.width": Choice(None, "open; that of the word vectors; searched: 256 was no better on AG and SST"),
-    "data.vector_words": Choice(False, "open; tried on SST alone"),
+    "data.vector_words": Choice(False, "open; tried on SST, and once on Amazon"),
     "train.vector_rate": Choice(1.0, "open; that of all; tried on SST, and once on Amazon"),
     "train.average": Choice(0.0, "open; no mean of the weights; tried on SST, and once on Amazon"),
 }
