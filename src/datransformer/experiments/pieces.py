@@ -5,7 +5,6 @@ subsets and stand-ins, and every table that is made from them says so.
 """
 
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -194,7 +193,7 @@ def split_mind(folder: Path, out: Path) -> Mapping[str, Path]:
     if {target.resolve() for target in targets.values()} & {train.resolve(), test.resolve()}:
         raise InputError(f"--out: {train} would be overwritten, expected another folder")
     news, behaviors = (train / name for name in MIND_FILES)
-    days = Counter(day for day, _ in _days(behaviors))
+    days = {day for day, _ in _days(behaviors)}
     if len(days) < 2:
         raise InputError(f"{behaviors}: all impressions are of one day, expected several: the last one is for dev")
     last = max(days)

@@ -18,6 +18,7 @@ from datransformer.experiments.machine import machine
 from datransformer.experiments.paper import RUNS as SEEDS
 from datransformer.experiments.processes import STOPPED, process_count, share_out
 from datransformer.experiments.runs import (
+    MADE_OF,
     RESULTS,
     RUNS,
     Place,
@@ -49,7 +50,6 @@ from datransformer.train.run import CONFIG, locked
 
 DATA, CALLS = "data", "calls.json"
 SEARCH, BEYOND = "search.json", "beyond.json"  # what was tried, whose runs are not those of a reproduction
-MADE_OF = {"data_fingerprint": "rows", "vectors_fingerprint": "word vectors"}
 CALLED = {
     "calls": [
         {

@@ -47,14 +47,14 @@ PACKED = 4  # data sets and seeds whose batches a process keeps
 PACKED_BYTES = 2**30  # of each, in memory that cannot be swapped out
 KEPT = (
     "metrics", "unknown_words", "best_step", "steps", "epochs", "parameters", "distances", "examples",
-    "data_fingerprint", "training_seconds", "wall_seconds", "device", "versions",
+    "training_seconds", "wall_seconds", "device", "versions",
 )  # fmt: skip
+MADE_OF = {"data_fingerprint": "rows", "vectors_fingerprint": "word vectors"}  # by what names them in a record
 DISTANCES = {str: {"distance_weight": [float], "distance_shift": [float]}}  # w and v by level
 SETTINGS = {"model?": {"attention_options?": dict}, "data?": dict, "train?": dict}
 FINISHED = {
     "settings?": SETTINGS, "caveat?": str, "metrics": {"dev": {str: float}, "test?": {str: float}},
-    "wall_seconds": float, "training_seconds?": (float,), "together?": int, "data_fingerprint?": str,
-    "vectors_fingerprint?": str,
+    "wall_seconds": float, "training_seconds?": (float,), "together?": int, **{f"{name}?": str for name in MADE_OF},
 }  # fmt: skip
 AS_IT_PLEASES = ("log_every", "checkpoint_every", "checkpoint_seconds", "tensorboard")  # settings that change nothing
 Record = dict[str, Any]

@@ -12,8 +12,8 @@ from datransformer.data.forms import check_form
 from datransformer.experiments.beyond import FROM_ZERO, GONE_BEYOND
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
-from datransformer.experiments.reproduce import BEYOND, CALLED, CALLS, MADE_OF, SEARCH
-from datransformer.experiments.runs import DISTANCES, RESULTS, RUNS, SETTINGS, Record, reported, without_seed
+from datransformer.experiments.reproduce import BEYOND, CALLED, CALLS, SEARCH
+from datransformer.experiments.runs import DISTANCES, MADE_OF, RESULTS, RUNS, SETTINGS, Record, reported, without_seed
 from datransformer.experiments.search import SEARCHED
 from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS
 from datransformer.report.statistics import RESAMPLED, Floats, Items
