@@ -11,7 +11,7 @@ from rich.console import Console
 
 from datransformer.data.errors import InputError
 from datransformer.experiments import beyond, studies
-from datransformer.experiments.beyond import FactorOfWeights, LogDistance, SharpAtFirst, SignedDistance
+from datransformer.experiments.beyond import FactorOfWeights, LogDistance, OwnScale, SharpAtFirst, SignedDistance
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.runs import settings_of, without_seed
 from datransformer.experiments.studies import Settings, config_of
@@ -19,6 +19,7 @@ from datransformer.nn.distance_aware import DistanceAwareAttention
 from datransformer.nn.mixers import MIXERS
 from datransformer.report.records import Results
 from datransformer.report.searched import beyond_the_paper, difference_to_plain
+from datransformer.train.optimizer import FACTOR, in_groups
 from datransformer.train.progress import Reporter
 
 
@@ -30,7 +31,8 @@ def by_hand(layer: DistanceAwareAttention, query: int, key: int, head: int) -> f
         apart = torch.log(1 + apart)
     elif isinstance(layer, SignedDistance) and key > query:
         w = layer.distance_weight_behind.detach()[head]
-    return float((1 + v.exp()) / (1 + (v - w * apart).exp()))
+    own = layer.distance_weight_scale.detach()[head].exp() if isinstance(layer, OwnScale) else 1.0
+    return float(own * (1 + v.exp()) / (1 + (v - w * apart).exp()))
 
 
 @pytest.mark.parametrize("mixer", beyond.OWN_MIXERS.values(), ids=beyond.OWN_MIXERS)
@@ -84,6 +86,18 @@ def test_signed_distance_starts_as_the_plain_one() -> None:
     torch.testing.assert_close(*outputs)
 
 
+def test_a_scale_of_its_own_starts_at_one_and_learns_as_fast_as_w() -> None:
+    torch.manual_seed(0)
+    own, plain = OwnScale(8, 2, 4, distance_weight_init=0.3), DistanceAwareAttention(8, 2, 4)
+    plain.load_state_dict({name: value for name, value in own.state_dict().items() if "scale" not in name})
+    inputs = torch.randn(2, 5, 8)
+    torch.testing.assert_close(own(inputs, inputs, inputs)[0], plain(inputs, inputs, inputs)[0])
+    fast = next(group["params"] for group in in_groups(own, distance_rate=10.0) if group[FACTOR] == 10.0)
+    assert {id(one) for one in fast} == {
+        id(one) for one in (own.distance_weight, own.distance_shift, own.distance_weight_scale)
+    }
+
+
 def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, mixer in beyond.OWN_MIXERS.items():
         monkeypatch.setitem(MIXERS, name, mixer)
@@ -108,13 +122,19 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     assert all(set(record["metrics"]) == {"dev"} for record in records)
     means = [sum(level["entropy"]) / 2 for record in records for level in record["heads"].values()]
     assert sorted(row["entropy"] for row in first["rows"]) == pytest.approx(sorted(means), abs=1e-4)
+    reached = [sum(level["distance"]) / 2 for record in records for level in record["heads"].values()]
+    attended = [one for row in first["rows"] for one in row["attended"].values()]
+    assert sorted(attended) == pytest.approx(sorted(reached), abs=1e-4)
     assert beyond.go_beyond(sst, out, device="cpu", reporter=Reporter(enabled=False)) == path
     assert json.loads(path.read_text()) == first
     console = Console(file=io.StringIO(), width=200)
     nothing = beyond.go_beyond(sst, tmp_path / "new", options=[beyond.PLAIN], device="cpu", reporter=Reporter(console))
     assert json.loads(nothing.read_text())["rows"] == []
     assert "nothing to run" in console.file.getvalue()  # type: ignore[attr-defined]
-    assert "Held against nothing, for want of runs of the same settings" in beyond_the_paper(Results({}), first)[-1]
+    assert (
+        "Held against nothing, for want of runs of the same settings and precision"
+        in beyond_the_paper(Results({}), first)[-1]
+    )
 
     del first["settings"]
     path.write_text(json.dumps({**first, "rows": first["rows"][1:]}))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datransformer.experiments.beyond import FROM_ZERO
+from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.ops.mapping import MAPPINGS
@@ -92,15 +92,21 @@ def test_how_far_heads_go() -> None:
 def test_where_heads_go_from_zero() -> None:
     rows = [
         {
-            "study": "ag", "option": FROM_ZERO, "seed": seed, "dev": {},
+            "study": "ag", "option": FROM_ZERO, "seed": seed, "dev": {}, "device": device, "attended": {LEVEL: reach},
             "distances": {LEVEL: {"distance_weight": [low, 0.5, 0.1], "distance_shift": [-1.0, 3.0, 0.0]}},
         }
-        for seed, low in enumerate((-0.4, 0.2))
+        for seed, (low, device, reach) in enumerate(((-0.4, "cpu", 0.9), (0.2, "A | B", 1.0)))
     ]  # fmt: skip
     rows.append({"study": "sst", "option": FROM_ZERO, "seed": 0, "dev": {}})  # of before they were kept
+    near = {LEVEL: {"distance_weight": [-0.1, -0.1, -0.1], "distance_shift": [0.0, 0.0, 0.0]}}
+    rows.append({"study": "ag", "option": OWN_SCALE, "seed": 0, "dev": {}, "distances": near})
     lines = reasons(Results([], beyond={"note": "", "rows": rows}))
-    # (1 + eᵛ) / (1 + e^(v − 5w)) of the first head is 0.368 and 1.205, of the others 7.961 and 1.245.
-    assert lines[-1] == "| AG, words | 2 | 0.5 ± 0.7 of 3 | -0.15, +0.50 | 1.0 ± 0.0 of 3 | -1.00, +3.00 | 3.33 |"
+    # (1 + eᵛ) / (1 + e^(v − 5w)) of the first head is 0.368 and 1.205, of the others 7.961 and 1.245; 2 / (1 + √e).
+    assert [line.split(" | ") for line in lines[-2:]] == [
+        ["| AG, words", r"2 on cpu, A \| B", "0.5 ± 0.7 of 3", "-0.15, +0.50", "1.0 ± 0.0 of 3", "-1.00, +3.00", "3.33",
+         "0.950 |"],
+        ["| AG, words, own scale", "1 on —", "3.0 of 3", "-0.10, -0.10", "0.0 of 3", "+0.00, +0.00", "0.76", "— |"],
+    ]  # fmt: skip
 
 
 def test_the_coefficient_is_that_of_the_model() -> None:

@@ -773,6 +773,17 @@ def test_where_heads_stay_runs_that_start_at_zero_decide(
     assert FREE not in judged(2).numbers
 
 
+def test_runs_from_zero_are_told_of_where_others_decide() -> None:
+    records = [record for runs in with_heads("ag", {LEVEL: [-0.1, -0.1, -0.1, 0.1]}, "distance_shift").records["ag"]
+               .values() for record in runs.values()]  # fmt: skip
+    free = {LEVEL: {"distance_weight": FLIPPED, "distance_shift": [0.1, 0.1, 0.1, 0.1]}}
+    rows = [{"study": "ag", "option": FROM_ZERO, "seed": seed, "distances": free} for seed in range(3)]
+    found = judge("mild_on_ag", Results(records, beyond={"note": "", "rows": rows}))
+    assert found.verdict == HELD
+    assert "3.0 ± 0.0 of 4 heads have v < 0" in found.numbers.partition(FREE)[0]
+    assert "0.0 ± 0.0 of 4 heads have v < 0" in found.numbers.partition(FREE)[2]
+
+
 def test_runs_that_all_agree_have_no_p() -> None:
     levels = {LEVEL: [-0.1, -0.1, -0.1, 0.1]}
     found = judge("mild_on_ag", with_heads("ag", levels, "distance_shift"))

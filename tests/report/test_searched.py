@@ -4,10 +4,13 @@ from typing import Any
 
 import pytest
 
+from datransformer.experiments.beyond import FROM_ZERO, PLAIN
 from datransformer.experiments.paper import OURS
 from datransformer.report.records import Results
 from datransformer.report.results import results_page
 from datransformer.report.searched import beyond_the_paper, searched
+
+LEVEL = "text.sequence.encoder.layers.0.attention"
 
 
 def trial(settings: dict[str, Any], score: float, study: str = "ag", number: str = "one", **more: Any) -> Any:
@@ -95,7 +98,7 @@ def test_options_against_plain_ours() -> None:
         r"| two\|layers | +2.00 points (p = 0.106, 2 and 2) | — |",
         "| signed | — | -0.100 (no p, 1 and 1) |",
         "",
-        "Held against nothing, for want of runs of the same settings on this page: 1 on SST.",
+        "Held against nothing, for want of runs of the same settings and precision on this page: 1 on SST.",
     ]
     for row in rows[:2]:
         row["entropy"] = 0.5
@@ -140,6 +143,29 @@ def test_which_options_are_clearly_better_or_worse() -> None:
     assert all("3 and 5" in line.split(" | ")[1] for line in table[2:])
     rows = [{**row, "seed": 0, "entropy": 0.5} for row in rows if row["option"] == "plain"]
     assert beyond_the_paper(results, {"note": "", "rows": rows})[-1] == "| --- | ---: |"  # and nothing on entropies
+
+
+def test_runs_of_another_precision_are_held_against_nothing() -> None:
+    """Devices decide the precision; where w and v go can be told from either."""
+    records = [{**record, "settings": {"train": {"precision": "bf16-mixed"}}} for record in plain("ag", 0.8, 0.81)]
+    level = {LEVEL: {"distance_weight": [0.5, 0.1], "distance_shift": [0.0, 0.0]}}
+    rows = [
+        {"study": "ag", "option": option, "seed": seed, "dev": {"accuracy": 0.72 + seed / 100}, "entropy": 0.5,
+         "device": device, "distances": level}
+        for device, option, seeds in (("cpu", FROM_ZERO, (0, 1)), ("A GPU", "signed", (0, 1)), ("cpu", PLAIN, (8, 9)))
+        for seed in seeds
+    ]  # fmt: skip
+    about = {"note": "", "rows": rows, "settings": {"ag": {"train": {"precision": "bf16-mixed"}}}}
+    results = Results(records, beyond=about)
+    lines = beyond_the_paper(results, about)
+    assert any(line.endswith("settings and precision on this page: 4 on AG.") for line in lines)
+    assert f"| {FROM_ZERO} | — |" in lines
+    # As above, of two and two; the further plain runs would count if they were as precise.
+    assert "| signed | +2.00 points (p = 0.106, 2 and 2) |" in lines
+    assert len(results.from_zero("ag", "distance_weight")[LEVEL]) == 2
+    about["settings"] = {"ag": {"train": {"precision": "32-true"}}}
+    lines = beyond_the_paper(Results(records, beyond=about), about)
+    assert any(line.endswith("settings and precision on this page: 2 on AG.") for line in lines)
 
 
 @pytest.mark.parametrize("has", [True, False])

@@ -3,11 +3,12 @@
 What is to win, how far w and v go, who is sharp, and whether it matters on which side of a word another is.
 """
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
 
-from datransformer.experiments.beyond import SIGNED
+from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE, SIGNED
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.runs import reported
@@ -141,18 +142,22 @@ def _used(results: Results) -> list[str]:
 def _from_zero(results: Results) -> list[str]:
     """Which way w and v go where their start does not decide."""
     rows, paper = [], ""
-    for study in STUDIES:
-        shifts = results.from_zero(study, "distance_shift")
-        for level, weights in results.from_zero(study, "distance_weight").items():
+    for study, (option, more) in itertools.product(STUDIES, ((FROM_ZERO, ""), (OWN_SCALE, ", own scale"))):
+        runs = results.rows_from_zero(study, option)
+        shifts = results.from_zero(study, "distance_shift", option)
+        devices = dict.fromkeys(row.get("device", MISSING) for row in runs)
+        for level, weights in results.from_zero(study, "distance_weight", option).items():
+            attended = [row["attended"][level] for row in runs if level in row.get("attended", {})]
             rows.append(
                 [
-                    f"{STUDIES[study].title}, {escaped(level_name(level))}",
-                    str(len(weights)),
+                    f"{STUDIES[study].title}, {escaped(level_name(level))}{more}",
+                    f"{len(weights)} on {escaped(', '.join(devices))}",
                     shown_count(weights),
                     _range(weights),
                     shown_count(shifts[level]),
                     _range(shifts[level]),
                     f"{coefficient(weights * APART, shifts[level]).mean():.2f}",
+                    f"{np.mean(attended):.3f}" if attended else MISSING,
                 ]
             )
     if not rows:
@@ -171,11 +176,15 @@ def _from_zero(results: Results) -> list[str]:
         f"highest values, averaged over runs.{paper}",
         "",
         "A head with w > 0 does not only look far. It multiplies all scores but those of the nearest by up to 1 + eᵛ, "
-        "which makes its softmax sharper, as a lower temperature would; one with w < 0 makes it softer. The last "
-        f"column is what scores are multiplied by at a distance of {APART}, the mean over heads and runs, at first 1.",
+        "which makes its softmax sharper, as a lower temperature would; one with w < 0 makes it softer. So there are "
+        "runs beside them in which each head also has a scale of its own, eˢ · f with s = 0 at first, which learns as "
+        f"fast: it need not look far to be sharp. f at a distance of {APART} is the mean over heads and runs, at first "
+        "1. The last column is how far attention reaches: the mean distance to what is attended to, as a share of that "
+        "to everything; below 1 it is nearer than attention that is even.",
         "",
         *markdown(
-            ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"], rows
+            ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}", "reach"],
+            rows,
         ),
     ]
 

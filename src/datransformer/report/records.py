@@ -13,9 +13,19 @@ from datransformer.experiments.beyond import FROM_ZERO, GONE_BEYOND
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.reproduce import BEYOND, CALLED, CALLS, SEARCH
-from datransformer.experiments.runs import DISTANCES, MADE_OF, RESULTS, RUNS, SETTINGS, Record, reported, without_seed
+from datransformer.experiments.runs import (
+    DISTANCES,
+    MADE_OF,
+    RESULTS,
+    RUNS,
+    SETTINGS,
+    Record,
+    decisive,
+    reported,
+    without_seed,
+)
 from datransformer.experiments.search import SEARCHED
-from datransformer.experiments.studies import LINEAR, STUDIES, VARIANTS
+from datransformer.experiments.studies import LINEAR, PRECISION, STUDIES, VARIANTS
 from datransformer.report.statistics import RESAMPLED, Floats, Items
 from datransformer.train.run import RESULT, read_json
 from datransformer.train.tasks import CLASS_METRICS, RATING_METRICS
@@ -97,14 +107,18 @@ class Results:
         """W or v of ours by level, [runs, heads]."""
         return _by_level(self.runs(study, OURS), name)
 
-    def from_zero(self, study: str, name: str) -> dict[str, Floats]:
+    def from_zero(self, study: str, name: str, option: str = FROM_ZERO) -> dict[str, Floats]:
         """As `learned`, of runs beyond the paper in which w and v of every head start at 0 and learn fast.
 
         Those that have other settings than the runs of the study tell nothing of these.
         """
+        return _by_level(self.rows_from_zero(study, option), name)
+
+    def rows_from_zero(self, study: str, option: str = FROM_ZERO) -> list[Record]:
+        """The rows that `from_zero` reads. Where w and v go is no matter of a few bits: any precision will do."""
         others = self.runs(study, OURS) and not self.plain(study)
         rows = [] if self.beyond is None or others else self.beyond["rows"]
-        return _by_level([row for row in rows if (row["study"], row["option"]) == (study, FROM_ZERO)], name)
+        return [row for row in rows if (row["study"], row["option"]) == (study, option) and row.get("distances")]
 
     def plain(self, study: str) -> list[Record]:
         """Runs of ours that options beyond the paper can be held against: those that have the settings of theirs."""
@@ -115,6 +129,14 @@ class Results:
             for run in runs
             if study not in settings or without_seed(run.get("settings", {})) == without_seed(settings[study])
         ]
+
+    def as_precise(self, row: Mapping[str, Any]) -> bool:
+        """Whether a run beyond the paper was trained in the precision of the plain ones, which devices decide."""
+        settings = {} if self.beyond is None else self.beyond.get("settings", {})
+        if row["study"] not in settings or "device" not in row:
+            return True
+        precision: str = decisive(settings[row["study"]])["train"]["precision"]
+        return precision == PRECISION["cpu" if row["device"] == "cpu" else "cuda"]
 
     def started(self, study: str, name: str, heads: int) -> list[float]:
         """W or v of ours before training, by head; the runs of a study start alike."""

@@ -79,7 +79,7 @@ def beyond_the_paper(results: Results, beyond: Mapping[str, Any]) -> list[str]:
 
 def _comparable(results: Results, rows: Rows) -> list[str]:
     """The data sets on which options were tried that have runs to be held against."""
-    tried = dict.fromkeys(row["study"] for row in rows)
+    tried = dict.fromkeys(row["study"] for row in rows if results.as_precise(row))
     return [
         study
         for study in tried
@@ -90,9 +90,10 @@ def _comparable(results: Results, rows: Rows) -> list[str]:
 def _left_out(results: Results, rows: Rows) -> list[str]:
     """Which runs have nothing to be held against."""
     there = _comparable(results, rows)
-    tried = [row["study"] for row in rows if row["study"] not in there]
+    tried = [row["study"] for row in rows if row["study"] not in there or not results.as_precise(row)]
     told = ", ".join(f"{tried.count(study):,} on {STUDIES[study].title}" for study in dict.fromkeys(tried))
-    return ["", f"Held against nothing, for want of runs of the same settings on this page: {told}."] if told else []
+    why = "Held against nothing, for want of runs of the same settings and precision on this page"
+    return ["", f"{why}: {told}."] if told else []
 
 
 def clear_options(results: Results, rows: Rows) -> str:
@@ -129,7 +130,7 @@ def options_of(rows: Rows) -> list[str]:
 
 def _sharpness(results: Results, rows: Rows) -> list[str]:
     """What options do to the entropy of attention, where that was measured."""
-    measured = [row for row in rows if "entropy" in row]
+    measured = [row for row in rows if "entropy" in row and results.as_precise(row)]
     there = _comparable(results, rows)
     studies = [study for study in there if any(row["study"] == study and row["option"] != PLAIN for row in measured)]
     if not studies:
@@ -216,7 +217,11 @@ def difference_to_plain(results: Results, rows: Rows, option: str, study: str) -
     name = _column(study).name
 
     def scores(wanted: str) -> dict[int, float]:
-        return {row["seed"]: row["dev"][name] for row in rows if (row["option"], row["study"]) == (wanted, study)}
+        return {
+            row["seed"]: row["dev"][name]
+            for row in rows
+            if (row["option"], row["study"]) == (wanted, study) and results.as_precise(row)
+        }
 
     plain = {
         record["seed"]: record["metrics"]["dev"][name]

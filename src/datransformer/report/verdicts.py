@@ -346,7 +346,8 @@ FREE = "Where every head starts at w = 0, and w and v learn at ten times the rat
 def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> Callable[..., Verdict]:
     """A verdict on w or v of all levels, where there are several runs.
 
-    Where heads stay on the sides that they were put on, runs decide in which they were put on none, if there are such.
+    Where heads stay on the sides that they were put on, runs decide in which they were put on none, if there are such;
+    elsewhere these are told of.
     """
 
     def judge_heads(results: Results, comparisons: Comparisons) -> Verdict:
@@ -356,12 +357,13 @@ def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> 
         if min(map(len, levels.values())) < 2:
             return Verdict(UNTESTED, TOO_FEW)
         verdict = judge(levels, lambda heads: np.array(results.started(study, "distance_weight", heads)))
-        free = results.from_zero(study, name) if verdict.put else {}
+        free = results.from_zero(study, name)
         if not free or min(map(len, free.values())) < FEW_RUNS:
             return verdict
         again = judge(free, np.zeros)
         runs = len(next(iter(free.values())))
-        return replace(again, numbers=f"{verdict.numbers}. {FREE} ({runs} runs): {again.numbers}")
+        numbers = f"{verdict.numbers}. {FREE} ({runs} runs): {again.numbers}"
+        return replace(again if verdict.put else verdict, numbers=numbers)
 
     return judge_heads
 
