@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from datransformer.data.errors import InputError
-from datransformer.experiments.beyond import FROM_ZERO
+from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS
 from datransformer.experiments.pieces import PIECES
@@ -25,6 +25,7 @@ from datransformer.report.verdicts import (
     FREE,
     HELD,
     PARTLY,
+    SCALED,
     UNDECIDED,
     UNTESTED,
     VERDICTS,
@@ -776,12 +777,26 @@ def test_where_heads_stay_runs_that_start_at_zero_decide(
 def test_runs_from_zero_are_told_of_where_others_decide() -> None:
     records = [record for runs in with_heads("ag", {LEVEL: [-0.1, -0.1, -0.1, 0.1]}, "distance_shift").records["ag"]
                .values() for record in runs.values()]  # fmt: skip
-    free = {LEVEL: {"distance_weight": FLIPPED, "distance_shift": [0.1, 0.1, 0.1, 0.1]}}
-    rows = [{"study": "ag", "option": FROM_ZERO, "seed": seed, "distances": free} for seed in range(3)]
+    free = {LEVEL: {"distance_weight": [0.1, 0.1, 0.1, 0.1], "distance_shift": [0.1, 0.1, 0.1, 0.1]}}
+    scaled = {LEVEL: {"distance_weight": STARTED, "distance_shift": [-0.1, -0.1, 0.1, 0.1]}}
+    rows = [
+        {"study": "ag", "option": option, "seed": seed, "distances": distances}
+        for option, distances in ((FROM_ZERO, free), (OWN_SCALE, scaled))
+        for seed in range(3)
+    ]
     found = judge("mild_on_ag", Results(records, beyond={"note": "", "rows": rows}))
     assert found.verdict == HELD
-    assert "3.0 ± 0.0 of 4 heads have v < 0" in found.numbers.partition(FREE)[0]
-    assert "0.0 ± 0.0 of 4 heads have v < 0" in found.numbers.partition(FREE)[2]
+    own, _, rest = found.numbers.partition(FREE)
+    from_zero, _, with_scale = rest.partition(SCALED)
+    for numbers, count in ((own, 3), (from_zero, 0), (with_scale, 2)):
+        assert f"{count}.0 ± 0.0 of 4 heads have v < 0" in numbers
+    # Half of the heads look near with a scale, and none without it, which decides.
+    standing = with_heads("ag", {LEVEL: STARTED}, "distance_weight")
+    assert judge("half_near_half_far", standing).verdict == UNTESTED
+    both = Results(standing.runs("ag", OURS), beyond={"note": "", "rows": rows})
+    assert judge("half_near_half_far", both).verdict == FAILED
+    alone = Results(standing.runs("ag", OURS), beyond={"note": "", "rows": rows[3:]})
+    assert judge("half_near_half_far", alone).verdict == UNTESTED
 
 
 def test_runs_that_all_agree_have_no_p() -> None:

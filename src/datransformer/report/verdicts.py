@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE
 from datransformer.experiments.paper import METHODS, NEWS_STATISTICS, OURS, RESULTS, TEXT_STATISTICS
 from datransformer.experiments.studies import GROUPS, STUDIES, TABLES, VARIANTS
 from datransformer.report.comparisons import OTHERS, Key, welch_between
@@ -341,6 +342,7 @@ Levels = Mapping[str, Floats]  # w or v, [runs, heads]
 Start = Callable[[int], Floats]  # w of so many heads before training
 BY_TWO = ", by entropy and by the share of words that hold 90 % of the weight"
 FREE = "Where every head starts at w = 0, and w and v learn at ten times the rate"
+SCALED = "Where each head also has a scale of its own"
 
 
 def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> Callable[..., Verdict]:
@@ -357,13 +359,16 @@ def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> 
         if min(map(len, levels.values())) < 2:
             return Verdict(UNTESTED, TOO_FEW)
         verdict = judge(levels, lambda heads: np.array(results.started(study, "distance_weight", heads)))
-        free = results.from_zero(study, name)
-        if not free or min(map(len, free.values())) < FEW_RUNS:
-            return verdict
-        again = judge(free, np.zeros)
-        runs = len(next(iter(free.values())))
-        numbers = f"{verdict.numbers}. {FREE} ({runs} runs): {again.numbers}"
-        return replace(again if verdict.put else verdict, numbers=numbers)
+        numbers, decided = verdict.numbers, verdict
+        for option, told in ((FROM_ZERO, FREE), (OWN_SCALE, SCALED)):
+            free = results.from_zero(study, name, option)
+            if not free or min(map(len, free.values())) < FEW_RUNS:
+                continue
+            again = judge(free, np.zeros)
+            numbers += f". {told} ({len(next(iter(free.values())))} runs): {again.numbers}"
+            if option == FROM_ZERO and verdict.put:
+                decided = again
+        return replace(decided, numbers=numbers)
 
     return judge_heads
 
