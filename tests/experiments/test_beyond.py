@@ -31,7 +31,7 @@ def by_hand(layer: DistanceAwareAttention, query: int, key: int, head: int) -> f
         apart = torch.log(1 + apart)
     elif isinstance(layer, SignedDistance) and key > query:
         w = layer.distance_weight_behind.detach()[head]
-    own = layer.distance_weight_scale.detach()[head].exp() if isinstance(layer, OwnScale) else 1.0
+    own = layer.distance_shift_scale.detach()[head].exp() if isinstance(layer, OwnScale) else 1.0
     return float(own * (1 + v.exp()) / (1 + (v - w * apart).exp()))
 
 
@@ -94,7 +94,7 @@ def test_a_scale_of_its_own_starts_at_one_and_learns_as_fast_as_w() -> None:
     torch.testing.assert_close(own(inputs, inputs, inputs)[0], plain(inputs, inputs, inputs)[0])
     fast = next(group["params"] for group in in_groups(own, distance_rate=10.0) if group[FACTOR] == 10.0)
     assert {id(one) for one in fast} == {
-        id(one) for one in (own.distance_weight, own.distance_shift, own.distance_weight_scale)
+        id(one) for one in (own.distance_weight, own.distance_shift, own.distance_shift_scale)
     }
 
 
@@ -102,7 +102,10 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     for name, mixer in beyond.OWN_MIXERS.items():
         monkeypatch.setitem(MIXERS, name, mixer)
     small = {"model.embed_dim": 8, "model.heads": 2, "model.head_dim": 4, "train.epochs": 1}
-    options: dict[str, Settings] = {"log": {"model.attention": "log_distance"}, "rate": {"train.distance_rate": 10.0}}
+    options: dict[str, Settings] = {
+        "log": {"model.attention": "log_distance"},
+        "rate": {"model.attention": "own_scale", "train.distance_rate": 10.0},
+    }
     monkeypatch.setattr(beyond, "OPTIONS", {name: {**small, **one} for name, one in options.items()})
     monkeypatch.setattr(beyond, "SEEDS", {"sst": 2})
     monkeypatch.setattr(beyond, "MORE", {"log": {"sst": range(3)}, beyond.PLAIN: {"sst": range(5, 5)}})
@@ -118,10 +121,14 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
         *((option, seed) for seed in (0, 1) for option in options), ("log", 2)
     ]  # fmt: skip
     records = [json.loads(one.read_text()) for one in (out / "results").glob("*/*.json")]
-    assert {record["settings"]["model"]["attention"] for record in records} == {"log_distance", "distance_aware"}
+    assert {record["settings"]["model"]["attention"] for record in records} == {"log_distance", "own_scale"}
     assert all(set(record["metrics"]) == {"dev"} for record in records)
     means = [sum(level["entropy"]) / 2 for record in records for level in record["heads"].values()]
     assert sorted(row["entropy"] for row in first["rows"]) == pytest.approx(sorted(means), abs=1e-4)
+    for row in first["rows"]:
+        found = row.get("scales", {})
+        assert found.keys() == (row["distances"].keys() if row["option"] == "rate" else set())
+        assert all(len(own) == 2 and 0.9 < min(own) < max(own) < 1.1 for own in found.values())
     reached = [sum(level["distance"]) / 2 for record in records for level in record["heads"].values()]
     attended = [one for row in first["rows"] for one in row["attended"].values()]
     assert sorted(attended) == pytest.approx(sorted(reached), abs=1e-4)

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from datransformer.data.store import write_text
-from datransformer.experiments.paper import OURS, RUNS
+from datransformer.experiments.paper import OURS
+from datransformer.experiments.paper import RUNS as TIMES
 from datransformer.experiments.reproduce import BEYOND
-from datransformer.experiments.runs import DISTANCES, SETTINGS, Record, read_form
+from datransformer.experiments.runs import DISTANCES, RUNS, SETTINGS, Record, read_form
 from datransformer.experiments.search import check_apart, data_of, ending_in_words, note_trials, settle
 from datransformer.experiments.studies import (
     Planned,
@@ -34,9 +35,10 @@ from datransformer.nn.multihead import MixOptions
 from datransformer.ops.mapping import MAPPINGS
 from datransformer.ops.reference import adjusted_attention
 from datransformer.ops.relative import relative_positions, toeplitz
+from datransformer.train.checkpoint import load_tensors
 from datransformer.train.launch import launch
 from datransformer.train.progress import Reporter
-from datransformer.train.run import locked
+from datransformer.train.run import WEIGHTS, locked
 
 GONE_BEYOND = {
     "note": str,
@@ -51,6 +53,7 @@ GONE_BEYOND = {
             "entropy?": float,
             "distances?": DISTANCES,
             "attended?": {str: float},
+            "scales?": {str: [float]},
             "commit?": (str,),
             "device?": str,
         }
@@ -59,6 +62,7 @@ GONE_BEYOND = {
 SIGNED = "signed distance"
 FROM_ZERO = "w = 0 at first, w and v at 10 times the rate"  # so that the signs of w are learned
 OWN_SCALE = "w = 0 at first, w, v and a scale of each head at 10 times the rate"  # and so that they are no temperature
+SCALE = ".distance_shift_scale"  # how the logarithm of that scale is called, behind the name of its layer
 PLAIN = "plain"  # no option at all, with seeds that the reproduction does not have
 
 
@@ -123,10 +127,10 @@ class OwnScale(_Weighted):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.distance_weight_scale = nn.Parameter(torch.zeros_like(self.distance_weight))  # [H]
+        self.distance_shift_scale = nn.Parameter(torch.zeros_like(self.distance_shift))  # [H], s
 
     def coefficients(self, weighted: Tensor, shift: Tensor) -> Tensor:
-        return self.distance_weight_scale.exp().unsqueeze(-1) * super().coefficients(weighted, shift)
+        return self.distance_shift_scale.exp().unsqueeze(-1) * super().coefficients(weighted, shift)
 
 
 class FactorOfWeights(_Weighted):
@@ -176,8 +180,8 @@ OPTIONS: dict[str, Settings] = {
 SEEDS = {"sst": 5, "ag": 3, "snli": 3, "amazon": 2, "mind": 3}  # by study: fewer where a run takes longer
 # What was better on four of five data sets with these, though clearly on one alone, is tried more often.
 MORE = {SIGNED: {"sst": range(15), "ag": range(10), "snli": range(5), "amazon": range(10), "mind": range(10)}}
-MORE |= dict.fromkeys((FROM_ZERO, OWN_SCALE), dict.fromkeys(SEEDS, range(RUNS)))
-MORE[PLAIN] = {study: range(RUNS, seeds.stop) for study, seeds in MORE[SIGNED].items()}
+MORE |= dict.fromkeys((FROM_ZERO, OWN_SCALE), dict.fromkeys(SEEDS, range(TIMES)))
+MORE[PLAIN] = {study: range(TIMES, seeds.stop) for study, seeds in MORE[SIGNED].items()}
 
 
 def plan_options(
@@ -230,8 +234,18 @@ def go_beyond(
 
     def looked_at(planned: Planned, record: Record) -> Record:
         entropies = [one for level in record["heads"].values() for one in level["entropy"]]
-        attended = {name: round(fmean(level["distance"]), 4) for name, level in record["heads"].items()}
-        return {"entropy": round(fmean(entropies), 4), "distances": record["distances"], "attended": attended}
+        weights, _ = load_tensors(out / RUNS / planned.name / WEIGHTS)
+        scales = {
+            name.removesuffix(SCALE): [round(scale, 4) for scale in weight.exp().tolist()]
+            for name, weight in weights.items()
+            if name.endswith(SCALE)
+        }
+        return {
+            "entropy": round(fmean(entropies), 4),
+            "distances": record["distances"],
+            "attended": {name: round(fmean(level["distance"]), 4) for name, level in record["heads"].items()},
+            **({"scales": scales} if scales else {}),
+        }
 
     todo = [planned for _, planned in plan]
     note_trials(todo, row_of, about, rows, path, device=device, where=where, reporter=reporter, more=looked_at)
