@@ -88,6 +88,7 @@ def test_signed_distance_starts_as_the_plain_one() -> None:
 
 def test_a_scale_of_its_own_starts_at_one_and_learns_as_fast_as_w() -> None:
     torch.manual_seed(0)
+    assert not OwnScale(8, 2, 4).distance_weight.any()
     own, plain = OwnScale(8, 2, 4, distance_weight_init=0.3), DistanceAwareAttention(8, 2, 4)
     plain.load_state_dict({name: value for name, value in own.state_dict().items() if "scale" not in name})
     inputs = torch.randn(2, 5, 8)
@@ -128,7 +129,7 @@ def test_options_are_run_on_dev_alone_and_once(tmp_path: Path, sst: Path, monkey
     for row in first["rows"]:
         found = row.get("scales", {})
         assert found.keys() == (row["distances"].keys() if row["option"] == "rate" else set())
-        assert all(len(own) == 2 and 0.9 < min(own) < max(own) < 1.1 for own in found.values())
+        assert all(len(own) == 2 and all(0 < abs(scale - 1) < 0.1 for scale in own) for own in found.values())
     reached = [sum(level["distance"]) / 2 for record in records for level in record["heads"].values()]
     attended = [one for row in first["rows"] for one in row["attended"].values()]
     assert sorted(attended) == pytest.approx(sorted(reached), abs=1e-4)
@@ -173,6 +174,15 @@ def test_options_are_held_against_runs_of_the_same_settings() -> None:
     older = without_seed(settings)
     del older["train"]["average"]  # as a file that was written before there was this setting has it
     assert compared(settings={"sst": older}) == [0.5]
+
+
+def test_models_can_be_built_of_all_options(tmp_path: Path, sst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, mixer in beyond.OWN_MIXERS.items():
+        monkeypatch.setitem(MIXERS, name, mixer)
+    monkeypatch.setattr(beyond, "SEEDS", {"sst": 1})
+    for option, planned in beyond.plan_options(sst, tmp_path, "cpu"):
+        layers = planned.config.model.encoder().layers
+        assert len(layers) == (2 if option == "two layers" else 1)
 
 
 def test_plain_runs_have_seeds_that_the_reproduction_has_not(

@@ -99,14 +99,25 @@ def test_where_heads_go_from_zero() -> None:
     ]  # fmt: skip
     rows.append({"study": "sst", "option": FROM_ZERO, "seed": 0, "dev": {}})  # of before they were kept
     near = {LEVEL: {"distance_weight": [-0.1, -0.1, -0.1], "distance_shift": [0.0, 0.0, 0.0]}}
-    rows.append({"study": "ag", "option": OWN_SCALE, "seed": 0, "dev": {}, "distances": near})
+    scaled = {"study": "ag", "option": OWN_SCALE, "seed": 0, "dev": {}, "distances": near}
+    rows.append({**scaled, "scales": {LEVEL: [1.0, 2.0, 4.5]}})
     lines = reasons(Results([], beyond={"note": "", "rows": rows}))
     # (1 + eᵛ) / (1 + e^(v − 5w)) of the first head is 0.368 and 1.205, of the others 7.961 and 1.245; 2 / (1 + √e).
     assert [line.split(" | ") for line in lines[-2:]] == [
         ["| AG, words", r"2 on cpu, A \| B", "0.5 ± 0.7 of 3", "-0.15, +0.50", "1.0 ± 0.0 of 3", "-1.00, +3.00", "3.33",
-         "0.950 |"],
-        ["| AG, words, own scale", "1 on —", "3.0 of 3", "-0.10, -0.10", "0.0 of 3", "+0.00, +0.00", "0.76", "— |"],
+         "—", "0.950 |"],
+        ["| AG, words, own scale", "1 on —", "3.0 of 3", "-0.10, -0.10", "0.0 of 3", "+0.00, +0.00", "0.76",
+         "2.50", "— |"],
     ]  # fmt: skip
+    assert lines[-4].endswith(" | f at distance 5 | own scale | reach |")
+    assert "In the runs with an own scale" in lines[-6]
+    assert "Reach is" in lines[-6]
+    alone = reasons(Results([], beyond={"note": "", "rows": [scaled]}))
+    assert alone[-3].endswith(" | f at distance 5 |")  # what nothing is known of has no column, and is not explained
+    assert "Reach is" not in alone[-5]
+    assert "The paper" not in alone[-7]
+    plain = reasons(Results([], beyond={"note": "", "rows": rows[:2]}))
+    assert "own scale" not in "".join(plain)
 
 
 def test_the_coefficient_is_that_of_the_model() -> None:

@@ -271,6 +271,35 @@ def test_rows_beyond_the_paper_have_as_many_heads_as_others_of_their_option(tmp_
             read_results(folder)
 
 
+def test_a_row_beyond_the_paper_is_there_once_and_its_reach_is_of_its_levels(tmp_path: Path) -> None:
+    folder = write(tmp_path, make_record())
+    row = {
+        "study": "ag",
+        "option": "b",
+        "seed": 0,
+        "dev": {"accuracy": 0.5},
+        "device": "cpu",
+        "distances": {"text": {"distance_weight": [0.5], "distance_shift": [0.5]}},
+        "attended": {"text": 0.9},
+    }
+
+    def put(*rows: dict[str, Any]) -> None:
+        (folder / "beyond.json").write_text(json.dumps({"note": "", "rows": rows}))
+
+    put(row, {**row, "device": "A GPU"}, {**row, "seed": 1})
+    read_results(folder)
+    for rows, message in (
+        ((row, row), r"rows\[1\]: 'b', seed 0: is there twice, expected once"),
+        (({**row, "attended": {"news": 0.9}},), r"rows\[0\]\.attended\.news: expected 0 or more, of a level that has"),
+        (({**row, "attended": {"text": -0.1}},), r"rows\[0\]\.attended\.text: expected 0 or more"),
+        (({**row, "attended": {"text": "1"}},), r"rows\[0\]\.attended\.text: got '1', expected a finite"),
+        (({**row, "scales": {"text": 1.0}},), r"rows\[0\]\.scales\.text: got 1.0, expected a list"),
+    ):
+        put(*rows)
+        with pytest.raises(InputError, match=message):
+            read_results(folder)
+
+
 def test_forms() -> None:
     check_form("x", {"a": [1, 2.5], "c": {"k": ""}}, {"a": [float], "b?": int, "c": {str: str}})
     for value, message in (

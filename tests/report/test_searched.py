@@ -162,10 +162,25 @@ def test_runs_of_another_precision_are_held_against_nothing() -> None:
     assert f"| {FROM_ZERO} | — |" in lines
     # As above, of two and two; the further plain runs would count if they were as precise.
     assert "| signed | +2.00 points (p = 0.106, 2 and 2) |" in lines
-    assert len(results.from_zero("ag", "distance_weight")[LEVEL]) == 2
-    about["settings"] = {"ag": {"train": {"precision": "32-true"}}}
-    lines = beyond_the_paper(Results(records, beyond=about), about)
-    assert any(line.endswith("settings and precision on this page: 2 on AG.") for line in lines)
+    assert all(f"| {FROM_ZERO} |" not in line for line in lines[lines.index("| option | AG |") :])  # on entropies
+    for settings in ({"ag": {"train": {"precision": "32-true"}}}, {}):  # as a CPU writes it, and as none does
+        again = {**about, "settings": settings}
+        results = Results(records, beyond=again)
+        assert beyond_the_paper(results, again) == lines
+        assert len(results.from_zero("ag", "distance_weight")[LEVEL]) == 2
+    here, there = ({**rows[0], "device": device, "distances": {LEVEL: {**level[LEVEL], "distance_weight": [w, w]}}}
+                   for device, w in (("A GPU", 0.9), ("cpu", 0.8)))  # fmt: skip
+    for found in ([here, there], [there, here]):  # a seed counts once
+        weights = Results(records, beyond={**about, "rows": found}).from_zero("ag", "distance_weight")
+        assert weights[LEVEL].tolist() == [[0.9, 0.9]]
+    unknown = [{**row, "device": "cpu"} for row in rows if row["option"] == "signed"]
+    del unknown[0]["device"]  # of a file from before it was kept
+    told = beyond_the_paper(Results(records, beyond=about), {**about, "rows": unknown})
+    assert any(line.endswith("on this page: 1 on AG.") for line in told)
+    only = [row for row in rows if row["device"] == "cpu"]
+    nothing = beyond_the_paper(Results([], beyond=about), {**about, "rows": only})
+    assert any(line.endswith("on this page: 4 on AG.") for line in nothing)
+    assert "| option |" in nothing
 
 
 @pytest.mark.parametrize("has", [True, False])

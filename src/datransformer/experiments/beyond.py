@@ -120,13 +120,13 @@ class SharpAtFirst(DistanceAwareAttention):
 
 
 class OwnScale(_Weighted):
-    """eˢ · f with an s for each head, 0 at first, that learns as fast as w: a head need not look far to be sharp.
+    """eˢ · f with an s for each head, 0 at first as w is, that learns as fast: a head need not look far to be sharp.
 
     With w > 0 all scores but those of the nearest grow, as at a lower temperature.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{"distance_weight_init": 0.0, **options})
         self.distance_shift_scale = nn.Parameter(torch.zeros_like(self.distance_shift))  # [H], s
 
     def coefficients(self, weighted: Tensor, shift: Tensor) -> Tensor:
@@ -162,14 +162,13 @@ OWN_MIXERS = {
 }
 
 
-START_AT_ZERO: Settings = {"model.attention_options": {"distance_weight_init": 0.0}, "train.distance_rate": 10.0}
 OPTIONS: dict[str, Settings] = {
     "w and v at 10 times the rate": {"train.distance_rate": 10.0},
     "w and v at 50 times the rate": {"train.distance_rate": 50.0},
     "w from −2 to 2 at first": {"model.attention_options": {"distance_weight_init": spread(2.0)}},
     "w = 0 at first": {"model.attention_options": {"distance_weight_init": 0.0}},
-    FROM_ZERO: START_AT_ZERO,
-    OWN_SCALE: {**START_AT_ZERO, "model.attention": "own_scale"},
+    FROM_ZERO: {"model.attention_options": {"distance_weight_init": 0.0}, "train.distance_rate": 10.0},
+    OWN_SCALE: {"model.attention": "own_scale", "train.distance_rate": 10.0},
     "log distance": {"model.attention": "log_distance"},
     SIGNED: {"model.attention": "signed_distance"},
     "scores 4 times as large at first": {"model.attention": "sharp_at_first"},

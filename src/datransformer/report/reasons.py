@@ -141,13 +141,12 @@ def _used(results: Results) -> list[str]:
 
 def _from_zero(results: Results) -> list[str]:
     """Which way w and v go where their start does not decide."""
-    rows, paper = [], ""
+    rows: list[list[str]] = []
     for study, (option, more) in itertools.product(STUDIES, ((FROM_ZERO, ""), (OWN_SCALE, ", own scale"))):
         runs = results.rows_from_zero(study, option)
         shifts = results.from_zero(study, "distance_shift", option)
         devices = dict.fromkeys(row.get("device", MISSING) for row in runs)
         for level, weights in results.from_zero(study, "distance_weight", option).items():
-            attended = [row["attended"][level] for row in runs if level in row.get("attended", {})]
             rows.append(
                 [
                     f"{STUDIES[study].title}, {escaped(level_name(level))}{more}",
@@ -157,36 +156,57 @@ def _from_zero(results: Results) -> list[str]:
                     shown_count(shifts[level]),
                     _range(shifts[level]),
                     f"{coefficient(weights * APART, shifts[level]).mean():.2f}",
-                    f"{np.mean(attended):.3f}" if attended else MISSING,
+                    _mean_of(runs, "scales", level, 2),
+                    _mean_of(runs, "attended", level, 3),
                 ]
             )
     if not rows:
         return []
+    scaled = any(results.from_zero(study, "distance_weight", OWN_SCALE) for study in STUDIES)
+    told = [
+        "With w = 0 and v = 0 in every head at first and ten times the rate for both, no head starts on a side: where "
+        "w ends was learned. How many heads end below 0, the mean ± standard deviation over runs, and the lowest and "
+        "highest values, averaged over runs.",
+    ]
     if any(results.from_zero(study, "distance_weight") for study in ("ag", "mind")):
-        paper = (
-            " The paper: on AG half of the heads have w < 0 and most v < 0; on MIND more words' heads have w > 0 than "
+        told.append(
+            "The paper: on AG half of the heads have w < 0 and most v < 0; on MIND more words' heads have w > 0 than "
             "not, one head of the news level alone has w < 0, and no v is below 0."
+        )
+    meant = [
+        "A head with w > 0 does not only look far. It multiplies all scores but those of the nearest by up to 1 + eᵛ, "
+        "which makes its softmax sharper, as a lower temperature would; one with w < 0 makes it softer.",
+        f"f at distance {APART} is what scores are multiplied by there, the mean over heads and runs, at first 1.",
+    ]
+    if scaled:
+        meant.append(
+            "In the runs with an own scale each head has one number more, which starts at 1, learns as fast as w and v, "
+            "and multiplies all of its scores: such a head need not look far to be sharp."
+        )
+    columns = ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"]
+    columns += ["own scale", "reach"]
+    kept = [place for place in range(len(columns)) if any(row[place] != MISSING for row in rows)]
+    if len(columns) - 1 in kept:
+        meant.append(
+            "Reach is the mean distance to what is attended to, as a share of the mean distance to everything: below 1 "
+            "attention is nearer than if it were even."
         )
     return [
         "",
         "### Where do w and v go by themselves?",
         "",
-        "With w = 0 and v = 0 in every head at first and ten times the rate for both, no head starts on a side: where "
-        "w ends was learned. How many heads end below 0, the mean ± standard deviation over runs, and the lowest and "
-        f"highest values, averaged over runs.{paper}",
+        " ".join(told),
         "",
-        "A head with w > 0 does not only look far. It multiplies all scores but those of the nearest by up to 1 + eᵛ, "
-        "which makes its softmax sharper, as a lower temperature would; one with w < 0 makes it softer. So there are "
-        "runs beside them in which each head also has a scale of its own, eˢ · f with s = 0 at first, which learns as "
-        f"fast: it need not look far to be sharp. f at a distance of {APART} is the mean over heads and runs, at first "
-        "1. The last column is how far attention reaches: the mean distance to what is attended to, as a share of that "
-        "to everything; below 1 it is nearer than attention that is even.",
+        " ".join(meant),
         "",
-        *markdown(
-            ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}", "reach"],
-            rows,
-        ),
+        *markdown([columns[place] for place in kept], [[row[place] for place in kept] for row in rows]),
     ]
+
+
+def _mean_of(runs: Rows, name: str, level: str, digits: int) -> str:
+    """The mean of what some runs keep of a level, one number or one a head."""
+    kept = [row[name][level] for row in runs if level in row.get(name, {})]
+    return f"{np.mean(kept):.{digits}f}" if kept else MISSING
 
 
 def coefficient(weighted: Floats, shift: Floats) -> Floats:

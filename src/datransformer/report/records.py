@@ -115,27 +115,31 @@ class Results:
         return _by_level(self.rows_from_zero(study, option), name)
 
     def rows_from_zero(self, study: str, option: str = FROM_ZERO) -> list[Record]:
-        """The rows that `from_zero` reads. Where w and v go is no matter of a few bits: any precision will do."""
+        """The rows that `from_zero` reads, one a seed.
+
+        Where w and v go is no matter of a few bits: any precision will do, but that of the study is preferred.
+        """
         others = self.runs(study, OURS) and not self.plain(study)
         rows = [] if self.beyond is None or others else self.beyond["rows"]
-        return [row for row in rows if (row["study"], row["option"]) == (study, option) and row.get("distances")]
+        found = [row for row in rows if (row["study"], row["option"]) == (study, option) and row.get("distances")]
+        return list({row["seed"]: row for row in sorted(found, key=self.as_precise)}.values())
 
     def plain(self, study: str) -> list[Record]:
         """Runs of ours that options beyond the paper can be held against: those that have the settings of theirs."""
         settings = {} if self.beyond is None else self.beyond.get("settings", {})
-        runs = self.runs(study, OURS)
-        return [
-            run
-            for run in runs
-            if study not in settings or without_seed(run.get("settings", {})) == without_seed(settings[study])
-        ]
+        if study not in settings:
+            return self.runs(study, OURS)
+        theirs = _anywhere(settings[study])
+        return [run for run in self.runs(study, OURS) if _anywhere(run.get("settings", {})) == theirs]
 
     def as_precise(self, row: Mapping[str, Any]) -> bool:
-        """Whether a run beyond the paper was trained in the precision of the plain ones, which devices decide."""
+        """Whether a run beyond the paper was trained in the precision of those of its study, which devices decide."""
         settings = {} if self.beyond is None else self.beyond.get("settings", {})
-        if row["study"] not in settings or "device" not in row:
+        known = [run["settings"] for run in self.plain(row["study"]) if "settings" in run]
+        known += [settings[row["study"]]] if row["study"] in settings else []
+        if not known or "device" not in row:
             return True
-        precision: str = decisive(settings[row["study"]])["train"]["precision"]
+        precision: str = decisive(known[0])["train"]["precision"]
         return precision == PRECISION["cpu" if row["device"] == "cpu" else "cuda"]
 
     def started(self, study: str, name: str, heads: int) -> list[float]:
@@ -194,6 +198,13 @@ def read_results(folder: Path) -> Results:
         _read_checked(path, check) if path.is_file() else None for path, check in zip(beside, checks, strict=True)
     )
     return Results(records, search, beyond, calls["calls"] if calls is not None else ())
+
+
+def _anywhere(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without what is unlike in the runs of one method, and on another kind of device."""
+    found = without_seed(settings)
+    del found["train"]["precision"]
+    return found
 
 
 def _by_level(records: Iterable[Record], name: str) -> dict[str, Floats]:
@@ -281,7 +292,15 @@ def _check_beyond(values: Record) -> None:
     check_form("", values, GONE_BEYOND)
     _check_rows("rows", values["rows"])
     heads: dict[tuple[str, str], Any] = {}  # of each level, by study and option
+    runs: set[tuple[Any, ...]] = set()
     for number, row in enumerate(values["rows"]):
+        run = row["study"], row["option"], row["seed"], row.get("device")
+        if run in runs:
+            raise InputError(f"rows[{number}]: {row['option']!r}, seed {row['seed']}: is there twice, expected once")
+        runs.add(run)
+        for level, reach in row.get("attended", {}).items():
+            if level not in row.get("distances", {}) or reach < 0:
+                raise InputError(f"rows[{number}].attended.{level}: expected 0 or more, of a level that has distances")
         for level, numbers in row.get("distances", {}).items():
             _check_counts(f"rows[{number}].distances.{level}", *numbers.values())
         if "distances" in row:

@@ -83,7 +83,8 @@ def _comparable(results: Results, rows: Rows) -> list[str]:
     return [
         study
         for study in tried
-        if results.plain(study) or any((row["study"], row["option"]) == (study, PLAIN) for row in rows)
+        if results.plain(study)
+        or any((row["study"], row["option"]) == (study, PLAIN) and results.as_precise(row) for row in rows)
     ]
 
 

@@ -342,7 +342,7 @@ Levels = Mapping[str, Floats]  # w or v, [runs, heads]
 Start = Callable[[int], Floats]  # w of so many heads before training
 BY_TWO = ", by entropy and by the share of words that hold 90 % of the weight"
 FREE = "Where every head starts at w = 0, and w and v learn at ten times the rate"
-SCALED = "Where each head also has a scale of its own"
+SCALED = "Where they start and learn so, and each head has a scale of its own"
 
 
 def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> Callable[..., Verdict]:
@@ -363,7 +363,7 @@ def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> 
         for option, told in ((FROM_ZERO, FREE), (OWN_SCALE, SCALED)):
             free = results.from_zero(study, name, option)
             if not free or min(map(len, free.values())) < FEW_RUNS:
-                continue
+                break
             again = judge(free, np.zeros)
             numbers += f". {told} ({len(next(iter(free.values())))} runs): {again.numbers}"
             if option == FROM_ZERO and verdict.put:
