@@ -180,8 +180,8 @@ def _from_zero(results: Results) -> list[str]:
     ]
     if scaled:
         meant.append(
-            "In the runs with an own scale each head has one number more, which starts at 1, learns as fast as w and v, "
-            "and multiplies all of its scores: such a head need not look far to be sharp."
+            "In the runs with an own scale each head has one number more, which starts at 1, learns as fast as w and "
+            "v, and multiplies all of its scores: such a head need not look far to be sharp."
         )
     columns = ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"]
     columns += ["own scale", "reach"]
