@@ -111,13 +111,21 @@ def test_where_heads_go_from_zero() -> None:
     ]  # fmt: skip
     assert lines[-4].endswith(" | f at distance 5 | own scale | reach |")
     assert "In the runs with an own scale" in lines[-6]
-    assert "Reach is" in lines[-6]
+    assert "Reach, distance in the tables of heads, is" in lines[-6]
     alone = reasons(Results([], beyond={"note": "", "rows": [scaled]}))
     assert alone[-3].endswith(" | f at distance 5 |")  # what nothing is known of has no column, and is not explained
-    assert "Reach is" not in alone[-5]
+    assert "Reach, " not in alone[-5]
     assert "The paper" not in alone[-7]
     plain = reasons(Results([], beyond={"note": "", "rows": rows[:2]}))
     assert "own scale" not in "".join(plain)
+    seen = {variant: {LEVEL: {"entropy": [0.5, 0.5], "keys": [1.0, 1.0], "distance": [0.8, reach]}}
+            for variant, reach in ((OURS, 1.0), ("none", 1.1))}  # fmt: skip
+    beside = make_results("ag", {OURS: 0.9, "none": 0.9}, heads=seen)
+    beside.beyond = {"note": "", "rows": rows[:2]}
+    lines = reasons(beside)
+    at = next(number for number, line in enumerate(lines) if line.startswith("| data | runs | w below 0"))
+    assert lines[at].endswith(" | reach | reach of DA-Transformer as usual | reach of no positions |")
+    assert lines[at + 2].endswith(" | 3.33 | 0.950 | 0.900 | 0.950 |")
 
 
 def test_the_coefficient_is_that_of_the_model() -> None:

@@ -518,9 +518,9 @@ def test_where_ours_stands_is_told_at_once() -> None:
         "**DA-Transformer is clearly ahead of the best of the paper's other methods on 1 (1 after Holm's correction) "
         "of 2 set-ups, and clearly behind on 1 (1 after Holm's correction). "
         "DA-Transformer is clearly ahead of the plain Transformer on 2 (2 after Holm's correction) of 2 set-ups, and "
-        "clearly behind on 0. Of the paper's 15 claims "
+        "clearly behind on 0. Of the paper's 15 claims, by their numbers below: 0 reproduced; "
     ) in top
-    assert "subsets of the paper's" not in top
+    assert "stand-ins" not in top
     assert "†" not in top
     assert "- AG; SST: the published files, made up." in top
     assert "Transformer here minus Transformer in the paper, in points: AG -13.01; SST -9.67." in top
@@ -553,10 +553,57 @@ def test_what_was_made_with_other_data_is_marked() -> None:
             for record in parts.runs(study, variant):
                 record["caveat"] = PIECES["ag"].caveat if study == "ag" else "as they were once"
     top = results_page(parts).partition("## What holds")[0]
-    assert " Some of the data are subsets of the paper's or stand-ins for them, see below.**" in top
+    assert " Not the paper's data sets, but parts of them or stand-ins: 2 of 2, see below.**" in top
     assert "| AG, Accuracy |" in top
     assert "| SST †, Accuracy |" in top
     assert "The runs on SST (†) had other settings or data than `reproduce` takes now." in top
+
+
+def test_complete_data_are_not_called_parts() -> None:
+    parts = make_results(GOOD, "ag", "sst", "sst_phrases")
+    for study in ("ag", "sst", "sst_phrases"):
+        for variant in GOOD:
+            for record in parts.runs(study, variant):
+                record["caveat"] = PIECES[study].caveat
+    assert " but parts of them or stand-ins: 1 of 2, see below.**" in results_page(parts)
+
+
+def test_what_larger_word_vectors_do_is_told_where_it_was_searched_for_both() -> None:
+    def page(*tried: tuple[str, float, float]) -> str:
+        trials = [
+            {"round": "one", "study": "ag", "variant": variant, "settings": {"model.embed_scale": scale}, "seed": seed,
+             "dev": {"accuracy": score + seed / 100}}
+            for variant, scale, score in tried
+            for seed in range(3)
+        ]  # fmt: skip
+        return results_page(
+            Results(make_results(GOOD, "ag").runs("ag", OURS), {"note": "", "trials": trials, "chosen": {}})
+        )
+
+    both = (("vanilla", 1.0, 0.7), ("vanilla", 4.0, 0.8), (OURS, 4.0, 0.5), (OURS, 1.0, 0.6))
+    assert (
+        "How large word vectors are was searched on AG, where on dev Transformer has 71.00 (× 1), 81.00 (× 4) and "
+        "DA-Transformer has 61.00 (× 1), 51.00 (× 4); the runs here have × 1."
+    ) in page(*both)
+    for tried in (both[:2], both[:3], both[1:3], (both[0], both[3])):
+        assert "How large word vectors" not in page(*tried)
+    assert "Not among them are runs on dev alone: 12 of the search." in page(*both)
+
+
+def test_the_mapping_that_has_no_bound_is_held_against_ours() -> None:
+    def page(**more: float) -> str:
+        results = make_results({**GOOD, "none": 0.8, **more}, "ag")
+        for variant in ("none", "vanilla", OURS):
+            for seed, record in enumerate(results.runs("ag", variant)):
+                record["heads"] = {LEVEL: {"entropy": [0.5 + seed / 100], "keys": [0.5], "distance": [1.0]}}
+        return results_page(results)
+
+    told = "But exponent, another mapping, which has no such bound, is clearly better than the learnable sigmoid on"
+    assert f"{told} 1 of 1." in page(mapping_exponent=0.95)
+    assert f"{told} 0 of 1." in page(mapping_exponent=0.85)
+    assert "One suspect" not in page()
+    assert "A suspect is that its heads can hardly be sharp" in page()
+    assert "But exponent" not in page()
 
 
 def test_the_best_of_several_counts_as_often_as_it_was_picked_from() -> None:
@@ -692,7 +739,8 @@ def test_what_knows_no_places_and_what_is_clearly_otherwise_is_told_at_once() ->
     verdicts = [judge(claim, make_results(scores, *PAPER)) for claim in CLAIMS]
     failed = [verdict for verdict in verdicts if verdict.verdict == FAILED]
     assert failed
-    assert f"{len(failed)} are not reproduced ({len(failed)} contradicted)" in top
+    numbers = ", ".join(str(number) for number, verdict in enumerate(verdicts, 1) if verdict in failed)
+    assert f"; {len(failed)} contradicted ({numbers}); 0 contradicted in some readings; 0 undecided; " in top
     for told, verdicts in (("contradicted", failed), ("undecided", [])):
         assert results_page(make_results(scores, *PAPER)).count(f"not reproduced: {told} |") == len(verdicts)
 

@@ -35,6 +35,9 @@ def provenance(results: Results) -> str:
     if seeds < RUNS:
         part += f" The paper has {RUNS} seeds a method; with one there are neither tests nor intervals."
     count = f"{len(networks):,} network{'' if len(networks) == 1 else 's'}"
+    files = (results.search, "trials", "of the search"), (results.beyond, "rows", "beyond the paper")
+    tried = [f"{len(file[rows]):,} {what}" for file, rows, what in files if file is not None and file[rows]]
+    part += f" Not among them are runs on dev alone: {' and '.join(tried)}." if tried else ""
     return (
         f"{count}, up to {most} a method, on {where or 'nothing'}{beside}{made}.{took}{part} "
         "`datransformer reproduce` made them, and `datransformer report` made this page of what they left."

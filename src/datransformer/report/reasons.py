@@ -158,6 +158,7 @@ def _from_zero(results: Results) -> list[str]:
                     f"{coefficient(weights * APART, shifts[level]).mean():.2f}",
                     _mean_of(runs, "scales", level, 2),
                     _mean_of(runs, "attended", level, 3),
+                    *(_mean_of(results.reach(study, name), "reach", level, 3) for name in (OURS, CONTROL)),
                 ]
             )
     if not rows:
@@ -176,7 +177,9 @@ def _from_zero(results: Results) -> list[str]:
     meant = [
         "A head with w > 0 does not only look far. It multiplies all scores but those of the nearest by up to 1 + eᵛ, "
         "which makes its softmax sharper, as a lower temperature would; one with w < 0 makes it softer.",
-        f"f at distance {APART} is what scores are multiplied by there, the mean over heads and runs, at first 1.",
+        f"f at distance {APART} is what scores are multiplied by there, the mean over heads and runs, at first 1. With "
+        "w = v = 0.6 it is 1 at a word itself, 1.4 at the next one, 2.6 five words away and 2.8 at most: such a head "
+        "turns from a word and its neighbours more than to what is far.",
     ]
     if scaled:
         meant.append(
@@ -184,12 +187,13 @@ def _from_zero(results: Results) -> list[str]:
             "v, and multiplies all of its scores: such a head need not look far to be sharp."
         )
     columns = ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"]
-    columns += ["own scale", "reach"]
+    columns += ["own scale", "reach", f"reach of {METHODS[OURS]} as usual", f"reach of {VARIANTS[CONTROL].label}"]
     kept = [place for place in range(len(columns)) if any(row[place] != MISSING for row in rows)]
-    if len(columns) - 1 in kept:
+    if any("reach" in columns[place] for place in kept):
         meant.append(
-            "Reach is the mean distance to what is attended to, as a share of the mean distance to everything: below 1 "
-            "attention is nearer than if it were even."
+            "Reach, distance in the tables of heads, is the mean distance to what is attended to, as a share of the "
+            "mean distance to all words: 1 where attention is even. Attention that is even but leaves the word itself "
+            "out has n / (n − 1), 1.05 with 20 words."
         )
     return [
         "",
@@ -323,12 +327,17 @@ def _dev_mean(results: Results, study: str, variant: str, column: Column) -> flo
     return float(np.mean(scores)) if scores else None
 
 
+def exponent_against_ours(results: Results, study: str) -> Significance | None:
+    """The mapping that may be sharper against the learnable sigmoid; None where one of them has no runs."""
+    return welch_between(results, study, EXPONENT, OURS, columns_of(STUDIES[study])[0].name)
+
+
 def _exponent(results: Results, *, sharper: bool) -> str:
     """Whether the mapping that may be sharper is the better one."""
     told, better = [], False
     for study in results.studies:
         column = columns_of(STUDIES[study])[0]
-        test = welch_between(results, study, EXPONENT, OURS, column.name)
+        test = exponent_against_ours(results, study)
         if test is not None:
             told.append(f"{STUDIES[study].title} {column.shown(test.difference, '+')}{column.unit} ({shown_p(test.p)})")
             gain = test.difference * (1 if column.higher_is_better else -1)

@@ -318,8 +318,8 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
         "Half of the heads start with w < 0 and half with w > 0. Where few heads change sides, their signs say "
         "nothing; then runs beyond the paper decide, in which w starts at 0 and w and v learn at ten times the rate; "
         "runs in which heads have a scale of their own besides are told of, and decide nothing. "
-        "Where there are none, the claim is not testable. v starts at 0: that all v are on one side is judged the same "
-        "way where v has hardly moved, or about half of the heads have gone each way.",
+        "Where there are none, the claim is not testable. v starts at 0: where it has hardly moved, or about half of "
+        "the heads have gone each way, the same runs decide on its signs, if there are such.",
         "",
         *word_table(["the paper says", "verdict", "numbers"], rows),
         *(

@@ -1,12 +1,11 @@
 """The top of the page of a reproduction: what a reader comes to ask, each question with its answer, and a table."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
-from datransformer.experiments.studies import CONTROL, LINEAR, PAIR, PUBLISHED, STUDIES, VARIANTS
+from datransformer.experiments.studies import CHOICES, CONTROL, LINEAR, PAIR, PUBLISHED, STUDIES, VARIANTS
 from datransformer.report.comparisons import (
     OTHERS,
     VANILLA,
@@ -19,7 +18,7 @@ from datransformer.report.comparisons import (
     welch_between,
 )
 from datransformer.report.provenance import stale, vectors_of
-from datransformer.report.reasons import SIDED, sharper_than_control
+from datransformer.report.reasons import EXPONENT, SIDED, exponent_against_ours, sharper_than_control
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
 from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm
@@ -54,19 +53,13 @@ SAME_FOR_ALL = (
 BEST = "the best of the paper's other methods"
 CONTROLS = (LINEAR, CONTROL)  # that know nothing of positions
 STALE = "†"
+SCALE = "model.embed_scale"
+WHOLE = (PUBLISHED, "complete")  # how it begins what is said of data of which nothing is missing
 
 
 def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: Sequence[Verdict]) -> list[str]:
     """All of it in a few sentences."""
-    counts = Counter(one.how if one.verdict == FAILED else one.verdict for one in verdicts)
-    failed = sum(one.verdict == FAILED for one in verdicts)
-    ways = ", ".join(f"{counts[how]} {how}" for how in (CONTRADICTED, PARTLY, UNDECIDED) if counts[how])
-    claims = (
-        f"Of the paper's {len(verdicts)} claims {counts[HELD]} are {HELD}, {failed} are {FAILED}"
-        f"{f' ({ways})' if ways else ''}, and {counts[UNTESTED]} are {UNTESTED}."
-        if counts[UNTESTED] < len(verdicts)
-        else f"None of the paper's {len(verdicts)} claims can be tested with these runs."
-    )
+    claims = _counted_claims(verdicts)
     columns = {study: columns_of(STUDIES[study])[0] for study in results.studies}
     rivals = _rivals(results, comparisons, columns)
     told: list[str] = []
@@ -83,10 +76,24 @@ def headline(results: Results, comparisons: Mapping[Key, Comparison], verdicts: 
         why_not = next(test.why_not for tests in rivals.values() for test in tests.values())
         told.append(f"No lead can be clear: {why_not}.")
     told.append(claims)
-    caveats = [results.any_run(study)["caveat"] for study in results.studies if STUDIES[study].data != "probe"]
-    if any(not caveat.startswith(PUBLISHED) for caveat in caveats):
-        told.append("Some of the data are subsets of the paper's or stand-ins for them, see below.")
+    studies = [study for study in results.studies if STUDIES[study].data != "probe"]
+    parts = {group_of(study) for study in studies if not results.any_run(study)["caveat"].startswith(WHOLE)}
+    if parts:
+        count = len(set(map(group_of, studies)))
+        told.append(f"Not the paper's data sets, but parts of them or stand-ins: {len(parts)} of {count}, see below.")
     return [f"**{' '.join(told)}**", ""]
+
+
+def _counted_claims(verdicts: Sequence[Verdict]) -> str:
+    """How many claims came out how, and which."""
+    found: dict[str, list[str]] = {}
+    for number, one in enumerate(verdicts, 1):
+        found.setdefault(one.how if one.verdict == FAILED else one.verdict, []).append(str(number))
+    if len(found.get(UNTESTED, ())) == len(verdicts):
+        return f"None of the paper's {len(verdicts)} claims can be tested with these runs."
+    ways = {way: found.get(way, []) for way in (HELD, CONTRADICTED, PARTLY, UNDECIDED, UNTESTED)}
+    listed = [f"{len(which)} {way} ({', '.join(which)})" if which else f"0 {way}" for way, which in ways.items()]
+    return f"Of the paper's {len(verdicts)} claims, by their numbers below: {'; '.join(listed)}."
 
 
 def in_short(results: Results, comparisons: Mapping[Key, Comparison]) -> list[str]:
@@ -227,25 +234,61 @@ def _why(results: Results) -> list[str]:
     if results.beyond is not None:
         *others, last = (METHODS[name] for name in SIDED)
         told.append(
-            "|i − j| does not tell a word before from one behind, as the distances of "
+            "One suspect is the side: |i − j| does not tell a word before from one behind, as the distances of "
             f"{', '.join(others)} and {last} do. Tried beyond the paper, on dev: "
             f"{clear_options(results, results.beyond['rows'])}."
         )
     if counts := sharper_than_control(results):
         listed = ", ".join(f"{VARIANTS[name].label} on {below} of {count}" for name, (below, count) in counts.items())
         told.append(
-            "f is at most 1 + eᵛ, 2 at the start, and a key whose score it shrinks to 0 still counts e⁰ = 1 in the "
-            f"softmax. Attention clearly sharper than without positions: {listed}."
+            f"{'Another' if told else 'A suspect'} is that its heads can hardly be sharp: f is at most 1 + eᵛ, 2 at "
+            "the start, and a key whose score it shrinks to 0 still counts e⁰ = 1 in the softmax. Attention clearly "
+            f"sharper than without positions: {listed}."
         )
-    return [*told, "More is below, under What may explain it."] if told else []
+        tests = {study: test for study in results.studies if (test := exponent_against_ours(results, study))}
+        if tests:
+            better = _clear(tests, {study: columns_of(STUDIES[study])[0] for study in tests}, 1)
+            told.append(
+                f"But {VARIANTS[EXPONENT].label}, another mapping, which has no such bound, is clearly better than the "
+                f"learnable sigmoid on {len(better)} of {len(tests)}."
+            )
+    return [*told, "What else there is to it is not known. More is below, under What may explain it."] if told else []
 
 
 def _trust(results: Results) -> list[str]:
     """What to bear in mind."""
-    told = [f"What the data are is said below. {SAME_FOR_ALL}"]
+    told = [f"What the data are is said below. {SAME_FOR_ALL}", *_scaled(results)]
     if older := stale(results):
         titles = "; ".join(STUDIES[study].title for study in older)
         told.append(f"The runs on {titles} ({STALE}) had other settings or data than `reproduce` takes now.")
+    return told
+
+
+def _scaled(results: Results) -> list[str]:
+    """What larger word vectors did to ours and the plain Transformer, where that was searched for both."""
+    found: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
+    for trial in results.search["trials"] if results.search is not None else ():
+        if (scale := trial["settings"].get(SCALE)) is not None:
+            methods = found.setdefault((trial["round"], trial["study"]), {})
+            score = trial["dev"][columns_of(STUDIES[trial["study"]])[0].name]
+            methods.setdefault(trial["variant"], {}).setdefault(scale, []).append(score)
+    told = []
+    for (_, study), methods in found.items():
+        if not {1.0} < methods.get(VANILLA, {}).keys() == methods.get(OURS, {}).keys():
+            continue
+        column = columns_of(STUDIES[study])[0]
+        shown = [
+            f"{METHODS[name]} has "
+            + ", ".join(
+                f"{column.shown(sum(scores) / len(scores))} (× {scale:g})"
+                for scale, scores in sorted(methods[name].items())
+            )
+            for name in (VANILLA, OURS)
+        ]
+        told.append(
+            f"How large word vectors are was searched on {STUDIES[study].title}, where on dev {' and '.join(shown)}; "
+            f"the runs here have × {CHOICES[SCALE].value:g}."
+        )
     return told
 
 

@@ -365,7 +365,10 @@ def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> 
             if not free or min(map(len, free.values())) < FEW_RUNS:
                 break
             again = judge(free, np.zeros)
-            numbers += f". {told} ({len(next(iter(free.values())))} runs): {again.numbers}"
+            rows = results.rows_from_zero(study, option)
+            devices = ", ".join(dict.fromkeys(row["device"] for row in rows if "device" in row))
+            where = f" on {escaped(devices)}" if devices else ""
+            numbers += f". {told} ({len(rows)} runs{where}): {again.numbers}"
             if option == FROM_ZERO and verdict.put:
                 decided = again
         return replace(decided, numbers=numbers)
@@ -452,7 +455,8 @@ def _most(what: str, side: int) -> Callable[[Levels, Start], Verdict]:
         numbers += f"; mean {what[0]} {_shown(values.mean(axis=1), 3, '+')}"
         if too_few:
             return Verdict(UNTESTED, f"{numbers}: {TOO_FEW}")
-        return _judge(clear and counts.mean() > heads / 2, numbers, noise=not clear)
+        found = _judge(clear and counts.mean() > heads / 2, numbers, noise=not clear)
+        return replace(found, put=what[0] == "v" and not clear)  # v starts on no side: about half have gone each way
 
     return judge
 
