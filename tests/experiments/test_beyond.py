@@ -11,7 +11,15 @@ from rich.console import Console
 
 from datransformer.data.errors import InputError
 from datransformer.experiments import beyond, studies
-from datransformer.experiments.beyond import FactorOfWeights, LogDistance, OwnScale, SharpAtFirst, SignedDistance
+from datransformer.experiments.beyond import (
+    FactorOfWeights,
+    LogDistance,
+    OwnScale,
+    SharpAtFirst,
+    ShuffledDistance,
+    SignedDistance,
+    random_places,
+)
 from datransformer.experiments.paper import OURS
 from datransformer.experiments.runs import settings_of, without_seed
 from datransformer.experiments.studies import Settings, config_of
@@ -35,7 +43,10 @@ def by_hand(layer: DistanceAwareAttention, query: int, key: int, head: int) -> f
     return float(own * (1 + v.exp()) / (1 + (v - w * apart).exp()))
 
 
-@pytest.mark.parametrize("mixer", beyond.OWN_MIXERS.values(), ids=beyond.OWN_MIXERS)
+BY_HAND = {name: mixer for name, mixer in beyond.OWN_MIXERS.items() if mixer is not ShuffledDistance}
+
+
+@pytest.mark.parametrize("mixer", BY_HAND.values(), ids=BY_HAND)
 def test_scores_are_adjusted_as_the_class_says(mixer: type[DistanceAwareAttention]) -> None:
     torch.manual_seed(0)
     layer = mixer(8, 2, 4)
@@ -64,6 +75,36 @@ def test_scores_are_four_times_as_large_at_first() -> None:
     torch.testing.assert_close(scores[1], 4 * scores[0])
 
 
+def test_shuffled_distances_are_those_of_words_in_another_order() -> None:
+    """Attention is that of the plain one on the shuffled text; padding is behind all words, wherever it was."""
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[1, 2:5] = True
+    torch.manual_seed(1)
+    places = random_places(padding)
+    assert [sorted(row.tolist()) for row in places] == [list(range(7))] * 2
+    assert sorted(places[1, ~padding[1]].tolist()) == [0, 1, 2, 3]
+    assert places[0].tolist() != list(range(7))
+    shuffled, plain = (
+        mixer(8, 2, 4, distance_weight_init=[-0.7, 0.6]) for mixer in (ShuffledDistance, DistanceAwareAttention)
+    )
+    plain.load_state_dict(shuffled.state_dict())
+    inputs = torch.randn(2, 7, 8)
+    torch.manual_seed(1)
+    outputs, weights = shuffled(inputs, inputs, inputs, padding)
+    order = places.argsort(1)
+    moved = torch.stack([text[one] for text, one in zip(inputs, order, strict=True)])
+    expected, _ = plain(moved, moved, moved, padding.gather(1, order))
+    expected = torch.stack([text[one] for text, one in zip(expected, places, strict=True)])
+    torch.testing.assert_close(outputs, expected)
+    assert weights is not None
+    assert not weights[1, :, padding[1]].any()
+    torch.manual_seed(1)
+    whole = torch.zeros_like(padding)
+    first = shuffled(inputs, inputs, inputs)[0]
+    torch.manual_seed(1)
+    torch.testing.assert_close(first, shuffled(inputs, inputs, inputs, whole)[0])
+
+
 def test_a_factor_of_weights_stays_finite_far_away() -> None:
     torch.manual_seed(0)
     layer = FactorOfWeights(8, 2, 4, distance_weight_init=[-1.0, 1.0], distance_shift_init=[40.0, -40.0])
@@ -89,6 +130,7 @@ def test_signed_distance_starts_as_the_plain_one() -> None:
 def test_a_scale_of_its_own_starts_at_one_and_learns_as_fast_as_w() -> None:
     torch.manual_seed(0)
     assert not OwnScale(8, 2, 4).distance_weight.any()
+    assert not ShuffledDistance(8, 2, 4).distance_weight.any()
     own, plain = OwnScale(8, 2, 4, distance_weight_init=0.3), DistanceAwareAttention(8, 2, 4)
     plain.load_state_dict({name: value for name, value in own.state_dict().items() if "scale" not in name})
     inputs = torch.randn(2, 5, 8)

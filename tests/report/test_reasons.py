@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE
+from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE, SHUFFLED
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import OURS
 from datransformer.ops.mapping import MAPPINGS
@@ -101,6 +101,10 @@ def test_where_heads_go_from_zero() -> None:
     near = {LEVEL: {"distance_weight": [-0.1, -0.1, -0.1], "distance_shift": [0.0, 0.0, 0.0]}}
     scaled = {"study": "ag", "option": OWN_SCALE, "seed": 0, "dev": {}, "distances": near}
     rows.append({**scaled, "scales": {LEVEL: [1.0, 2.0, 4.5]}})
+    assert "shuffled" not in "".join(reasons(Results([], beyond={"note": "", "rows": rows})))
+    shuffled = reasons(Results([], beyond={"note": "", "rows": [*rows, {**scaled, "option": SHUFFLED}]}))
+    assert shuffled[-1].startswith("| AG, words, shuffled | 1 on — | 3.0 of 3 | ")
+    assert "In the shuffled runs distances are those of a random order" in shuffled[-7]
     lines = reasons(Results([], beyond={"note": "", "rows": rows}))
     # (1 + eᵛ) / (1 + e^(v − 5w)) of the first head is 0.368 and 1.205, of the others 7.961 and 1.245; 2 / (1 + √e).
     assert [line.split(" | ") for line in lines[-2:]] == [

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE, SIGNED
+from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE, SHUFFLED, SIGNED
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
 from datransformer.experiments.runs import reported
@@ -24,6 +24,8 @@ EXPONENT = "mapping_exponent"
 APART = 5  # words, for an example
 # Whose heads are held against those of attention without positions.
 SHARP = ("vanilla", OURS, EXPONENT)
+# Runs in which w starts at 0, and what is said of them beside the data.
+FREE = {FROM_ZERO: "", OWN_SCALE: ", own scale", SHUFFLED: ", shuffled"}
 # Whose attention differs between a word before and a word behind.
 SIDED = ("rpr", "xl", "adapted")
 
@@ -142,7 +144,7 @@ def _used(results: Results) -> list[str]:
 def _from_zero(results: Results) -> list[str]:
     """Which way w and v go where their start does not decide."""
     rows: list[list[str]] = []
-    for study, (option, more) in itertools.product(STUDIES, ((FROM_ZERO, ""), (OWN_SCALE, ", own scale"))):
+    for study, (option, more) in itertools.product(STUDIES, FREE.items()):
         runs = results.rows_from_zero(study, option)
         shifts = results.from_zero(study, "distance_shift", option)
         devices = dict.fromkeys(row.get("device", MISSING) for row in runs)
@@ -163,7 +165,10 @@ def _from_zero(results: Results) -> list[str]:
             )
     if not rows:
         return []
-    scaled = any(results.from_zero(study, "distance_weight", OWN_SCALE) for study in STUDIES)
+    scaled, shuffled = (
+        any(results.from_zero(study, "distance_weight", option) for study in STUDIES)
+        for option in (OWN_SCALE, SHUFFLED)
+    )
     told = [
         "With w = 0 and v = 0 in every head at first and ten times the rate for both, no head starts on a side: where "
         "w ends was learned. How many heads end below 0, the mean ± standard deviation over runs, and the lowest and "
@@ -185,6 +190,12 @@ def _from_zero(results: Results) -> list[str]:
         meant.append(
             "In the runs with an own scale each head has one number more, which starts at 1, learns as fast as w and "
             "v, and multiplies all of its scores: such a head need not look far to be sharp."
+        )
+    if shuffled:
+        meant.append(
+            "In the shuffled runs distances are those of a random order of the words, or of the news of a history, "
+            "another one for each text and pass: they tell nothing, and where w and v go there is the doing of the "
+            "formula."
         )
     columns = ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"]
     columns += ["own scale", "reach", f"reach of {METHODS[OURS]} as usual", f"reach of {VARIANTS[CONTROL].label}"]
