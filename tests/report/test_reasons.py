@@ -105,6 +105,11 @@ def test_where_heads_go_from_zero() -> None:
     shuffled = reasons(Results([], beyond={"note": "", "rows": [*rows, {**scaled, "option": SHUFFLED}]}))
     assert shuffled[-1].startswith("| AG, words, shuffled | 1 on — | 3.0 of 3 | ")
     assert "In the shuffled runs distances are those of a random order" in shuffled[-7]
+    assert "Most heads end on the other side on AG, words." in shuffled[-7]
+    far = {**scaled, "option": SHUFFLED, "distances": {LEVEL: {**near[LEVEL], "distance_weight": [0.1, 0.1, -0.1]}}}
+    same = reasons(Results([], beyond={"note": "", "rows": [*rows, far]}))
+    assert "so that the sign of w tells nothing of texts, on AG, words." in same[-7]
+    assert "on the other side" not in same[-7]
     lines = reasons(Results([], beyond={"note": "", "rows": rows}))
     # (1 + eᵛ) / (1 + e^(v − 5w)) of the first head is 0.368 and 1.205, of the others 7.961 and 1.245; 2 / (1 + √e).
     assert [line.split(" | ") for line in lines[-2:]] == [

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from datransformer.data.errors import InputError
-from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE
+from datransformer.experiments.beyond import FROM_ZERO, OWN_SCALE, SHUFFLED
 from datransformer.experiments.heads import starting_distances
 from datransformer.experiments.paper import CLAIMS, METHODS, OURS, RESULTS
 from datransformer.experiments.pieces import PIECES
@@ -25,6 +25,7 @@ from datransformer.report.verdicts import (
     FREE,
     HELD,
     PARTLY,
+    RANDOM,
     SCALED,
     UNDECIDED,
     UNTESTED,
@@ -838,8 +839,22 @@ def test_runs_from_zero_are_told_of_where_others_decide() -> None:
     from_zero, _, with_scale = rest.partition(SCALED)
     for numbers, count in ((own, 3), (from_zero, 0), (with_scale, 2)):
         assert f"{count}.0 ± 0.0 of 4 heads have v < 0" in numbers
-    # Half of the heads look near with a scale, and none without it, which decides.
+    # What is so in a random order too says nothing.
+    order = [
+        {**row, "option": SHUFFLED, "distances": {LEVEL: {**free[LEVEL], "distance_weight": STARTED}}}
+        for row in rows[:3]
+    ]
+    even = [{**row, "distances": {LEVEL: {**free[LEVEL], "distance_weight": FLIPPED}}} for row in rows[:3]]
     standing = with_heads("ag", {LEVEL: STARTED}, "distance_weight")
+    for runs, verdict in ((even, HELD), ([*even, *order], UNTESTED), ([*even, *order[:2]], HELD), (order, UNTESTED),
+                          ([*rows[:3], *order], FAILED)):  # fmt: skip
+        told = judge("half_near_half_far", Results(standing.runs("ag", OURS), beyond={"note": "", "rows": runs}))
+        assert told.verdict == verdict
+        assert (RANDOM in told.numbers) == (len(runs) == 6)
+        assert told.numbers.endswith(": that it is so says nothing of the texts") == (
+            len(runs) == 6 and verdict == UNTESTED
+        )
+    # Half of the heads look near with a scale, and none without it, which decides.
     assert judge("half_near_half_far", standing).verdict == UNTESTED
     both = Results(standing.runs("ag", OURS), beyond={"note": "", "rows": rows})
     assert judge("half_near_half_far", both).verdict == FAILED

@@ -195,7 +195,7 @@ def _from_zero(results: Results) -> list[str]:
         meant.append(
             "In the shuffled runs distances are those of a random order of the words, or of the news of a history, "
             "another one for each text and pass: they tell nothing, and where w and v go there is the doing of the "
-            "formula."
+            f"formula.{_same_side(results)}"
         )
     columns = ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"]
     columns += ["own scale", "reach", f"reach of {METHODS[OURS]} as usual", f"reach of {VARIANTS[CONTROL].label}"]
@@ -216,6 +216,22 @@ def _from_zero(results: Results) -> list[str]:
         "",
         *markdown([columns[place] for place in kept], [[row[place] for place in kept] for row in rows]),
     ]
+
+
+def _same_side(results: Results) -> str:
+    """At which levels most heads end on the same side of w = 0 whether distances tell something or not."""
+    sides: dict[bool, list[str]] = {True: [], False: []}
+    for study in STUDIES:
+        texts, order = (results.from_zero(study, "distance_weight", option) for option in (FROM_ZERO, SHUFFLED))
+        for level in texts.keys() & order.keys():
+            near = [float((weights[level] < 0).mean()) > 1 / 2 for weights in (texts, order)]
+            sides[near[0] == near[1]].append(f"{STUDIES[study].title}, {escaped(level_name(level))}")
+    told = {
+        True: "Most heads end on the same side of 0 with them as in the order of the text, so that the sign of w tells "
+        "nothing of texts, on",
+        False: "Most heads end on the other side on",
+    }
+    return "".join(f" {told[same]} {'; '.join(sorted(levels))}." for same, levels in sides.items() if levels)
 
 
 def _mean_of(runs: Rows, name: str, level: str, digits: int) -> str:
