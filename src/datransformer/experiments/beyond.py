@@ -78,13 +78,17 @@ class _Weighted(DistanceAwareAttention):
         """What scores are adjusted by, [heads, offsets], from what `weighted` returns and v [heads, 1]."""
         return MAPPINGS[self.mapping](weighted, shift)
 
-    def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, *, return_weights: bool, **options: Unpack[MixOptions]
-    ) -> tuple[Tensor, Tensor | None]:
+    def of_pairs(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Tensor:
+        """What the score of each pair is adjusted by, [heads, query, key], or that for each text."""
         lengths = query.shape[-2], key.shape[-2]
         positions = relative_positions(*lengths, like=query).to(self.distance_weight.dtype)  # [Nq+Nk]
         shift = self.distance_shift.unsqueeze(-1)  # [H, 1]
-        coefficients = toeplitz(self.coefficients(self.weighted(positions), shift), *lengths)  # [H, Nq, Nk]
+        return toeplitz(self.coefficients(self.weighted(positions), shift), *lengths)  # [H, Nq, Nk]
+
+    def mix(
+        self, query: Tensor, key: Tensor, value: Tensor, *, return_weights: bool, **options: Unpack[MixOptions]
+    ) -> tuple[Tensor, Tensor | None]:
+        coefficients = self.of_pairs(query, key, options["key_padding_mask"])
         scale = query.shape[-1] ** -0.5
         output, weights = adjusted_attention(
             query, key, value, coefficients, adjust=self.adjust, scale=scale, **options
@@ -134,7 +138,7 @@ class OwnScale(_Weighted):
         return self.distance_shift_scale.exp().unsqueeze(-1) * super().coefficients(weighted, shift)
 
 
-class ShuffledDistance(DistanceAwareAttention):
+class ShuffledDistance(_Weighted):
     """Distances between places in a random order, another one for each text and call, as if its words were shuffled.
 
     They tell nothing of the text: where w goes then, from 0, is the doing of the formula.
@@ -143,19 +147,13 @@ class ShuffledDistance(DistanceAwareAttention):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{"distance_weight_init": 0.0, **options})
 
-    def mix(
-        self, query: Tensor, key: Tensor, value: Tensor, *, return_weights: bool, **options: Unpack[MixOptions]
-    ) -> tuple[Tensor, Tensor | None]:
-        shape, padding = (key.shape[0], key.shape[2]), options["key_padding_mask"]
-        places = random_places(torch.zeros(shape, dtype=torch.bool) if padding is None else padding).to(query)  # [B, N]
+    def of_pairs(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Tensor:
+        if padding is None:
+            padding = torch.zeros(key.shape[0], key.shape[2], dtype=torch.bool, device=key.device)  # [B, N]
+        places = random_places(padding).to(self.distance_weight.dtype)  # [B, N]
         apart = (places.unsqueeze(2) - places.unsqueeze(1)).abs().unsqueeze(1)  # [B, 1, N, N]
         weight, shift = (one[:, None, None] for one in (self.distance_weight, self.distance_shift))  # [H, 1, 1]
-        coefficients = MAPPINGS[self.mapping](weight * apart, shift)  # [B, H, N, N]
-        scale = query.shape[-1] ** -0.5
-        output, weights = adjusted_attention(
-            query, key, value, coefficients, adjust=self.adjust, scale=scale, **options
-        )
-        return output, weights if return_weights else None
+        return MAPPINGS[self.mapping](weight * apart, shift)  # [B, H, N, N]
 
 
 def random_places(padding: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ APART = 5  # words, for an example
 # Whose heads are held against those of attention without positions.
 SHARP = ("vanilla", OURS, EXPONENT)
 # Runs in which w starts at 0, and what is said of them beside the data.
-FREE = {FROM_ZERO: "", OWN_SCALE: ", own scale", SHUFFLED: ", shuffled"}
+FREE_RUNS = {FROM_ZERO: "", OWN_SCALE: ", own scale", SHUFFLED: ", shuffled"}
 # Whose attention differs between a word before and a word behind.
 SIDED = ("rpr", "xl", "adapted")
 
@@ -144,7 +144,7 @@ def _used(results: Results) -> list[str]:
 def _from_zero(results: Results) -> list[str]:
     """Which way w and v go where their start does not decide."""
     rows: list[list[str]] = []
-    for study, (option, more) in itertools.product(STUDIES, FREE.items()):
+    for study, (option, more) in itertools.product(STUDIES, FREE_RUNS.items()):
         runs = results.rows_from_zero(study, option)
         shifts = results.from_zero(study, "distance_shift", option)
         devices = dict.fromkeys(row.get("device", MISSING) for row in runs)
