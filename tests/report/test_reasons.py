@@ -102,14 +102,12 @@ def test_where_heads_go_from_zero() -> None:
     scaled = {"study": "ag", "option": OWN_SCALE, "seed": 0, "dev": {}, "distances": near}
     rows.append({**scaled, "scales": {LEVEL: [1.0, 2.0, 4.5]}})
     assert "shuffled" not in "".join(reasons(Results([], beyond={"note": "", "rows": rows})))
-    shuffled = reasons(Results([], beyond={"note": "", "rows": [*rows, {**scaled, "option": SHUFFLED}]}))
+    order = {**scaled, "option": SHUFFLED, "attended": {LEVEL: 1.0}}
+    shuffled = reasons(Results([], beyond={"note": "", "rows": [*rows, order]}))
     assert shuffled[-1].startswith("| AG, words, shuffled | 1 on — | 3.0 of 3 | ")
+    assert shuffled[-1].endswith(" | — |")  # in the order of the text, which those heads do not know
     assert "In the shuffled runs distances are those of a random order" in shuffled[-7]
-    assert "Most heads end on the other side on AG, words." in shuffled[-7]
-    far = {**scaled, "option": SHUFFLED, "distances": {LEVEL: {**near[LEVEL], "distance_weight": [0.1, 0.1, -0.1]}}}
-    same = reasons(Results([], beyond={"note": "", "rows": [*rows, far]}))
-    assert "so that the sign of w tells nothing of texts, on AG, words." in same[-7]
-    assert "on the other side" not in same[-7]
+    assert "Most heads end" not in shuffled[-7]
     lines = reasons(Results([], beyond={"note": "", "rows": rows}))
     # (1 + eᵛ) / (1 + e^(v − 5w)) of the first head is 0.368 and 1.205, of the others 7.961 and 1.245; 2 / (1 + √e).
     assert [line.split(" | ") for line in lines[-2:]] == [
@@ -135,6 +133,31 @@ def test_where_heads_go_from_zero() -> None:
     at = next(number for number, line in enumerate(lines) if line.startswith("| data | runs | w below 0"))
     assert lines[at].endswith(" | reach | reach of DA-Transformer as usual | reach of no positions |")
     assert lines[at + 2].endswith(" | 3.33 | 0.950 | 0.900 | 0.950 |")
+
+
+@pytest.mark.parametrize(
+    ("texts", "order", "told"),
+    [
+        ([3, 3, 3], [3, 3, 3], "clearly on the same side of 0"),
+        ([0, 0, 0], [0, 0, 0], "clearly on the same side of 0"),
+        ([3, 3, 3], [0, 0, 0], "clearly on the other side on AG, words."),
+        ([3, 3, 3], [1, 2, 1], None),  # no clear majority
+        ([2, 1, 2], [1, 2, 1], None),
+        ([3, 3], [3, 3], None),  # too few
+        ([3, 3, 3], [], None),
+    ],
+)
+def test_sides_are_compared_where_both_are_clear(texts: list[int], order: list[int], told: str | None) -> None:
+    rows = [
+        {"study": "ag", "option": option, "seed": seed, "dev": {}, "distances": {LEVEL: {
+            "distance_weight": [-0.1] * near + [0.1] * (3 - near), "distance_shift": [0.0] * 3
+        }}}
+        for option, counts in ((FROM_ZERO, texts), (SHUFFLED, order))
+        for seed, near in enumerate(counts)
+    ]  # fmt: skip
+    lines = " ".join(reasons(Results([], beyond={"note": "", "rows": rows})))
+    assert ("Most heads end" in lines) == (told is not None)
+    assert told is None or f"Most heads end {told}" in lines
 
 
 def test_the_coefficient_is_that_of_the_model() -> None:

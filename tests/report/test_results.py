@@ -581,11 +581,9 @@ def test_what_larger_word_vectors_do_is_told_where_it_was_searched_for_both() ->
             Results(make_results(GOOD, "ag").runs("ag", OURS), {"note": "", "trials": trials, "chosen": {}})
         )
 
-    both = (("vanilla", 1.0, 0.7), ("vanilla", 4.0, 0.8), (OURS, 4.0, 0.5), (OURS, 1.0, 0.6))
-    assert (
-        "How large word vectors are was searched on AG, where on dev Transformer has 71.00 (× 1), 81.00 (× 4) and "
-        "DA-Transformer has 61.00 (× 1), 51.00 (× 4); the runs here have × 1."
-    ) in page(*both)
+    both = (("vanilla", 1.0, 0.7), ("vanilla", 4.0, 0.8), (OURS, 4.0, 0.5), (OURS, 1.0, 0.7))
+    # The means are 30 points apart and the deviations 1 each: t = 0.3 / √(2 · 0.01² / 3).
+    assert "On AG, on dev, it is +0.00 (× 1, p = 1.000), -30.00 (× 4, p < 0.0001) with vectors so many" in page(*both)
     for tried in (both[:2], both[:3], both[1:3], (both[0], both[3])):
         assert "How large word vectors" not in page(*tried)
     assert "Not among them are runs on dev alone: 12 of the search." in page(*both)
@@ -850,7 +848,9 @@ def test_runs_from_zero_are_told_of_where_others_decide() -> None:
                           ([*rows[:3], *order], FAILED)):  # fmt: skip
         told = judge("half_near_half_far", Results(standing.runs("ag", OURS), beyond={"note": "", "rows": runs}))
         assert told.verdict == verdict
+        assert told.beyond == (runs is not order)
         assert (RANDOM in told.numbers) == (len(runs) == 6)
+        assert told.numbers.endswith("in a random order too was not tried") == (verdict == HELD)
         assert told.numbers.endswith(": that it is so says nothing of the texts") == (
             len(runs) == 6 and verdict == UNTESTED
         )
@@ -860,6 +860,28 @@ def test_runs_from_zero_are_told_of_where_others_decide() -> None:
     assert judge("half_near_half_far", both).verdict == FAILED
     alone = Results(standing.runs("ag", OURS), beyond={"note": "", "rows": rows[3:]})
     assert judge("half_near_half_far", alone).verdict == UNTESTED
+
+
+@pytest.mark.parametrize(
+    ("shift", "own"),
+    [
+        ([-0.01, -0.01, -0.01, 0.01], "v is 0.010 from 0 on average, which tells little"),  # hardly moved
+        ([-0.1, -0.1, 0.1, 0.1], "the difference is within noise"),  # half on each side
+    ],
+)
+def test_signs_of_v_that_tell_little_are_decided_by_runs_from_zero(shift: list[float], own: str) -> None:
+    standing = with_heads("ag", {LEVEL: shift}, "distance_shift")
+    alone = judge("mild_on_ag", standing)
+    assert own in alone.numbers
+    assert alone.verdict != HELD
+    for free, told in (([-0.3] * 4, HELD), ([0.3] * 4, "not reproduced: contradicted")):
+        distances = {LEVEL: {"distance_weight": FLIPPED, "distance_shift": free}}
+        rows = [{"study": "ag", "option": FROM_ZERO, "seed": seed, "dev": {"accuracy": 0.5}, "distances": distances}
+                for seed in range(3)]  # fmt: skip
+        results = Results(standing.runs("ag", OURS), beyond={"note": "", "rows": rows})
+        assert judge("mild_on_ag", results).told == told
+        assert re.search(r"Runs beyond the paper, in which w starts at 0, decide on (.*\b)?10\b", results_page(results))
+    assert "Runs beyond the paper, in which" not in results_page(standing)
 
 
 def test_runs_that_all_agree_have_no_p() -> None:

@@ -18,7 +18,7 @@ from datransformer.report.records import Results
 from datransformer.report.searched import Rows, difference_to_plain
 from datransformer.report.statistics import SIGNIFICANT, Floats, Significance, paired_t_test, ranked, welch_t_test
 from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
-from datransformer.report.verdicts import changed_in_all, changed_sides, level_name, shown_count
+from datransformer.report.verdicts import changed_in_all, changed_sides, level_name, shown_count, side_of
 
 EXPONENT = "mapping_exponent"
 APART = 5  # words, for an example
@@ -159,7 +159,7 @@ def _from_zero(results: Results) -> list[str]:
                     _range(shifts[level]),
                     f"{coefficient(weights * APART, shifts[level]).mean():.2f}",
                     _mean_of(runs, "scales", level, 2),
-                    _mean_of(runs, "attended", level, 3),
+                    MISSING if option == SHUFFLED else _mean_of(runs, "attended", level, 3),  # of another order
                     *(_mean_of(results.reach(study, name), "reach", level, 3) for name in (OURS, CONTROL)),
                 ]
             )
@@ -193,9 +193,9 @@ def _from_zero(results: Results) -> list[str]:
         )
     if shuffled:
         meant.append(
-            "In the shuffled runs distances are those of a random order of the words, or of the news of a history, "
-            "another one for each text and pass: they tell nothing, and where w and v go there is the doing of the "
-            f"formula.{_same_side(results)}"
+            "In the shuffled runs distances are those of a random order, another one for each text and pass: they tell "
+            "nothing but which word is the word itself, and where w and v go there is the doing of the formula."
+            f"{_same_side(results)}"
         )
     columns = ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"]
     columns += ["own scale", "reach", f"reach of {METHODS[OURS]} as usual", f"reach of {VARIANTS[CONTROL].label}"]
@@ -219,19 +219,20 @@ def _from_zero(results: Results) -> list[str]:
 
 
 def _same_side(results: Results) -> str:
-    """At which levels most heads end on the same side of w = 0 whether distances tell something or not."""
+    """At which levels most heads end clearly on the same side of w = 0 whether distances tell something or not."""
     sides: dict[bool, list[str]] = {True: [], False: []}
     for study in STUDIES:
         texts, order = (results.from_zero(study, "distance_weight", option) for option in (FROM_ZERO, SHUFFLED))
-        for level in texts.keys() & order.keys():
-            near = [float((weights[level] < 0).mean()) > 1 / 2 for weights in (texts, order)]
-            sides[near[0] == near[1]].append(f"{STUDIES[study].title}, {escaped(level_name(level))}")
+        for level in texts:
+            first, second = (side_of(weights[level]) if level in weights else 0 for weights in (texts, order))
+            if first and second:
+                sides[first == second].append(f"{STUDIES[study].title}, {escaped(level_name(level))}")
     told = {
-        True: "Most heads end on the same side of 0 with them as in the order of the text, so that the sign of w tells "
-        "nothing of texts, on",
-        False: "Most heads end on the other side on",
+        True: "Most heads end clearly on the same side of 0 there as in the order of the text, so that the side tells "
+        "nothing of the texts, on",
+        False: "Most heads end clearly on the other side on",
     }
-    return "".join(f" {told[same]} {'; '.join(sorted(levels))}." for same, levels in sides.items() if levels)
+    return "".join(f" {told[same]} {'; '.join(levels)}." for same, levels in sides.items() if levels)
 
 
 def _mean_of(runs: Rows, name: str, level: str, digits: int) -> str:

@@ -317,10 +317,10 @@ def _verdicts(verdicts: Sequence[Verdict]) -> list[str]:
         "",
         "Half of the heads start with w < 0 and half with w > 0. Where few heads change sides, their signs say "
         "nothing; then runs beyond the paper decide, in which w starts at 0 and w and v learn at ten times the rate; "
-        "runs in which heads have a scale of their own besides are told of, and decide nothing. What is so in a random "
-        "order of the words too does not bear a claim out. "
-        "Where there are none, the claim is not testable. v starts at 0: where it has hardly moved, or about half of "
-        "the heads have gone each way, the same runs decide on its signs, if there are such.",
+        "where there are none, the claim is not testable. v starts at 0: where it has hardly moved, or is not clearly "
+        "on either side, the same runs decide on its signs. What they bear out, but runs in a random order of the "
+        "words too, is not testable; what they contradict is contradicted as the signs that the paper tells of. Runs "
+        "in which heads have a scale of their own besides are told of, and decide nothing.",
         "",
         *word_table(["the paper says", "verdict", "numbers"], rows),
         *(

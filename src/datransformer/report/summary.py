@@ -1,11 +1,12 @@
 """The top of the page of a reproduction: what a reader comes to ask, each question with its answer, and a table."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from datransformer.experiments.machine import markdown
 from datransformer.experiments.paper import METHODS, OURS
-from datransformer.experiments.studies import CHOICES, CONTROL, LINEAR, PAIR, PUBLISHED, STUDIES, VARIANTS
+from datransformer.experiments.studies import CONTROL, LINEAR, PAIR, PUBLISHED, STUDIES, VARIANTS
 from datransformer.report.comparisons import (
     OTHERS,
     VANILLA,
@@ -21,8 +22,8 @@ from datransformer.report.provenance import stale, vectors_of
 from datransformer.report.reasons import EXPONENT, SIDED, exponent_against_ours, sharper_than_control
 from datransformer.report.records import Results
 from datransformer.report.searched import clear_options
-from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm
-from datransformer.report.tables import MISSING, Column, columns_of, escaped
+from datransformer.report.statistics import SIGNIFICANT, Comparison, Significance, holm, welch_t_test
+from datransformer.report.tables import MISSING, Column, columns_of, escaped, shown_p
 from datransformer.report.verdicts import (
     CONTRADICTED,
     FAILED,
@@ -93,7 +94,9 @@ def _counted_claims(verdicts: Sequence[Verdict]) -> str:
         return f"None of the paper's {len(verdicts)} claims can be tested with these runs."
     ways = {way: found.get(way, []) for way in (HELD, CONTRADICTED, PARTLY, UNDECIDED, UNTESTED)}
     listed = [f"{len(which)} {way} ({', '.join(which)})" if which else f"0 {way}" for way, which in ways.items()]
-    return f"Of the paper's {len(verdicts)} claims, by their numbers below: {'; '.join(listed)}."
+    beyond = [str(number) for number, one in enumerate(verdicts, 1) if one.beyond]
+    told = f" Runs beyond the paper, in which w starts at 0, decide on {', '.join(beyond)}." if beyond else ""
+    return f"Of the paper's {len(verdicts)} claims, by their numbers below: {'; '.join(listed)}.{told}"
 
 
 def in_short(results: Results, comparisons: Mapping[Key, Comparison]) -> list[str]:
@@ -265,29 +268,28 @@ def _trust(results: Results) -> list[str]:
 
 
 def _scaled(results: Results) -> list[str]:
-    """What larger word vectors did to ours and the plain Transformer, where that was searched for both."""
-    found: dict[tuple[str, str], dict[str, dict[float, list[float]]]] = {}
+    """What larger word vectors did to the lead over the plain Transformer, where that was searched."""
+    found: dict[tuple[str, str, str], dict[str, dict[float, list[float]]]] = {}
     for trial in results.search["trials"] if results.search is not None else ():
+        rest = {name: value for name, value in trial["settings"].items() if name != SCALE}
         if (scale := trial["settings"].get(SCALE)) is not None:
-            methods = found.setdefault((trial["round"], trial["study"]), {})
+            methods = found.setdefault((trial["round"], trial["study"], json.dumps(rest, sort_keys=True)), {})
             score = trial["dev"][columns_of(STUDIES[trial["study"]])[0].name]
             methods.setdefault(trial["variant"], {}).setdefault(scale, []).append(score)
     told = []
-    for (_, study), methods in found.items():
-        if not {1.0} < methods.get(VANILLA, {}).keys() == methods.get(OURS, {}).keys():
+    for (_, study, _), methods in found.items():
+        ours, plain = methods.get(OURS, {}), methods.get(VANILLA, {})
+        if len(ours) < 2 or ours.keys() != plain.keys():
             continue
         column = columns_of(STUDIES[study])[0]
-        shown = [
-            f"{METHODS[name]} has "
-            + ", ".join(
-                f"{column.shown(sum(scores) / len(scores))} (× {scale:g})"
-                for scale, scores in sorted(methods[name].items())
-            )
-            for name in (VANILLA, OURS)
-        ]
+        leads = []
+        for scale in sorted(ours):
+            test = welch_t_test(ours[scale], plain[scale])
+            gain = test.difference * (1 if column.higher_is_better else -1)
+            leads.append(f"{column.shown(gain, '+')} (× {scale:g}, {shown_p(test.p)})")
         told.append(
-            f"How large word vectors are was searched on {STUDIES[study].title}, where on dev {' and '.join(shown)}; "
-            f"the runs here have × {CHOICES[SCALE].value:g}."
+            f"How large word vectors are matters to the lead over {METHODS[VANILLA]}, whose sinusoids are added to "
+            f"them. On {STUDIES[study].title}, on dev, it is {', '.join(leads)} with vectors so many times as large."
         )
     return told
 

@@ -67,6 +67,7 @@ class Verdict:
         how: `CONTRADICTED` or `PARTLY` where a claim is not reproduced because something is clearly otherwise,
             `UNDECIDED` where the runs cannot tell.
         put: Whether heads are where they were put, or as good as there, so that it says nothing of what is learned.
+        beyond: Whether runs beyond the paper decided.
     """
 
     verdict: str
@@ -74,6 +75,7 @@ class Verdict:
     differences: tuple[str, ...] = ()
     how: str = UNDECIDED
     put: bool = False
+    beyond: bool = False
 
     @property
     def told(self) -> str:
@@ -341,6 +343,7 @@ def _shown_against(values: Floats, bound: float) -> str:
 Levels = Mapping[str, Floats]  # w or v, [runs, heads]
 Start = Callable[[int], Floats]  # w of so many heads before training
 BY_TWO = ", by entropy and by the share of words that hold 90 % of the weight"
+LITTLE = ", which tells little"
 FREE = "Where every head starts at w = 0, and w and v learn at ten times the rate"
 SCALED = "Where they start and learn so, and each head has a scale of its own"
 RANDOM = "Where they start and learn so, and distances are those of a random order"
@@ -350,7 +353,7 @@ def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> 
     """A verdict on w or v of all levels, where there are several runs.
 
     Where heads stay on the sides that they were put on, runs decide in which they were put on none, if there are such;
-    elsewhere these are told of. What is so in a random order too says nothing of texts, and bears no claim out.
+    elsewhere these are told of. What they bear out, but runs in a random order too, says nothing of texts.
     """
 
     def judge_heads(results: Results, comparisons: Comparisons) -> Verdict:
@@ -373,10 +376,12 @@ def _heads(study: str, name: str, judge: Callable[[Levels, Start], Verdict]) -> 
             where = f" on {escaped(devices)}" if devices else ""
             numbers += f". {told} ({len(rows)} runs{where}): {again.numbers}"
             if option == FROM_ZERO and verdict.put:
-                decided = again
-            if option == SHUFFLED and verdict.put and decided.verdict == again.verdict == HELD:
+                decided = replace(again, beyond=True)
+            if option == SHUFFLED and decided.beyond and decided.verdict == again.verdict == HELD:
                 decided = replace(decided, verdict=UNTESTED)
                 numbers += ": that it is so says nothing of the texts"
+        if decided.beyond and decided.verdict == HELD and RANDOM not in numbers:
+            numbers += ". Whether it is so in a random order too was not tried"
         return replace(decided, numbers=numbers)
 
     return judge_heads
@@ -401,7 +406,7 @@ def _half(levels: Levels, start_of: Start) -> Verdict:
     if start.any() and moved.mean() < MOVED * heads:
         return _put(numbers, values, start)
     if np.abs(values).mean() < LEFT:
-        return Verdict(UNTESTED, f"{numbers}: w is {np.abs(values).mean():.3f} from 0 on average, which tells little")
+        return Verdict(UNTESTED, f"{numbers}: w is {np.abs(values).mean():.3f} from 0 on average{LITTLE}")
     return Verdict(HELD, numbers)
 
 
@@ -424,6 +429,15 @@ def _put(numbers: str, values: Floats, start: Floats) -> Verdict:
 def changed_sides(values: Floats, start: Floats) -> Floats:
     """How many heads of each run are on the other side of 0 than at the start."""
     return np.asarray(((values < 0) != (start < 0)).sum(axis=1), dtype=np.float64)  # [runs]
+
+
+def side_of(values: Floats) -> int:
+    """On which side of 0 clearly more than half of the heads are, of values [runs, heads]: −1, 1, or 0 if on none."""
+    half = values.shape[1] / 2
+    counts = _below(values)
+    if len(counts) < FEW_RUNS or not _differs(counts, half):
+        return 0
+    return -1 if counts.mean() > half else 1
 
 
 def changed_in_all(results: Results) -> float | None:
@@ -461,8 +475,10 @@ def _most(what: str, side: int) -> Callable[[Levels, Start], Verdict]:
         numbers += f"; mean {what[0]} {_shown(values.mean(axis=1), 3, '+')}"
         if too_few:
             return Verdict(UNTESTED, f"{numbers}: {TOO_FEW}")
+        if what[0] == "v" and np.abs(values).mean() < LEFT:
+            return Verdict(UNTESTED, f"{numbers}: v is {np.abs(values).mean():.3f} from 0 on average{LITTLE}", put=True)
         found = _judge(clear and counts.mean() > heads / 2, numbers, noise=not clear)
-        return replace(found, put=what[0] == "v" and not clear)  # v starts on no side: about half have gone each way
+        return replace(found, put=what[0] == "v" and not clear)  # v starts on no side, and is clearly on none
 
     return judge
 
