@@ -288,7 +288,7 @@ def _scaled(results: Results) -> list[str]:
             gain = test.difference * (1 if column.higher_is_better else -1)
             leads.append(f"{column.shown(gain, '+')} (× {scale:g}, {shown_p(test.p)})")
         told.append(
-            f"How large word vectors are matters to the lead over {METHODS[VANILLA]}, whose sinusoids are added to "
+            f"How large word vectors are may matter to the lead over {METHODS[VANILLA]}, whose sinusoids are added to "
             f"them. On {STUDIES[study].title}, on dev, it is {', '.join(leads)} with vectors so many times as large."
         )
     return told
