@@ -160,6 +160,23 @@ def test_sides_are_compared_where_both_are_clear(texts: list[int], order: list[i
     assert told is None or f"Most heads end {told}" in lines
 
 
+def test_runs_in_a_random_order_are_held_against_those_in_that_of_the_text() -> None:
+    rows = [
+        {"study": "ag", "option": option, "seed": seed, "dev": {"accuracy": score + seed / 50},
+         "distances": {LEVEL: {"distance_weight": [0.1], "distance_shift": [0.0]}}}
+        for option, score in ((FROM_ZERO, 0.8), (SHUFFLED, 0.7))
+        for seed in (0, 1)
+    ]  # fmt: skip
+    lines = reasons(Results([], beyond={"note": "", "rows": rows}))
+    assert lines[-4].endswith(" | dev |")
+    assert lines[-2].endswith(" | 81.00 |")
+    # Variances of 0.0002: t = 0.1 / √0.0002 with 2 degrees of freedom.
+    assert lines[-1].endswith(" | 71.00 (p = 0.019) |")
+    assert "The last column is the first metric on dev" in lines[-6]
+    alone = reasons(Results([], beyond={"note": "", "rows": rows[2:]}))
+    assert alone[-1].endswith(" | 71.00 |")
+
+
 def test_the_coefficient_is_that_of_the_model() -> None:
     weights, shifts = np.array([-0.4, 0.5, 0.1, -9.0]), np.array([-1.0, 3.0, 0.0, 50.0])
     expected = MAPPINGS["learnable_sigmoid"](torch.tensor(weights * 5), torch.tensor(shifts))

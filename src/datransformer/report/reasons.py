@@ -161,6 +161,7 @@ def _from_zero(results: Results) -> list[str]:
                     _mean_of(runs, "scales", level, 2),
                     MISSING if option == SHUFFLED else _mean_of(runs, "attended", level, 3),  # of another order
                     *(_mean_of(results.reach(study, name), "reach", level, 3) for name in (OURS, CONTROL)),
+                    _on_dev(results, study, option),
                 ]
             )
     if not rows:
@@ -198,13 +199,23 @@ def _from_zero(results: Results) -> list[str]:
             f"{_same_side(results)}"
         )
     columns = ["data", "runs", "w below 0", "w from, to", "v below 0", "v from, to", f"f at distance {APART}"]
-    columns += ["own scale", "reach", f"reach of {METHODS[OURS]} as usual", f"reach of {VARIANTS[CONTROL].label}"]
+    columns += [
+        "own scale",
+        "reach",
+        f"reach of {METHODS[OURS]} as usual",
+        f"reach of {VARIANTS[CONTROL].label}",
+        "dev",
+    ]
     kept = [place for place in range(len(columns)) if any(row[place] != MISSING for row in rows)]
     if any("reach" in columns[place] for place in kept):
         meant.append(
             "Reach, distance in the tables of heads, is the mean distance to what is attended to, as a share of the "
             "mean distance to all words: 1 where attention is even. Attention that is even but leaves the word itself "
             "out has n / (n − 1), 1.05 with 20 words."
+        )
+    if len(columns) - 1 in kept:
+        meant.append(
+            "The last column is the first metric on dev, with p in Welch's t-test against the first row of each."
         )
     return [
         "",
@@ -233,6 +244,19 @@ def _same_side(results: Results) -> str:
         False: "Most heads end clearly on the other side on",
     }
     return "".join(f" {told[same]} {'; '.join(levels)}." for same, levels in sides.items() if levels)
+
+
+def _on_dev(results: Results, study: str, option: str) -> str:
+    """The mean of the metric that decides, and p against runs from w = 0 that have nothing else about them."""
+    column = columns_of(STUDIES[study])[0]
+    own, plain = (
+        [row["dev"][column.name] for row in results.rows_from_zero(study, one) if column.name in row["dev"]]
+        for one in (option, FROM_ZERO)
+    )
+    if not own:
+        return MISSING
+    told = f" ({shown_p(welch_t_test(own, plain).p)})" if option != FROM_ZERO and plain else ""
+    return f"{column.shown(float(np.mean(own)))}{told}"
 
 
 def _mean_of(runs: Rows, name: str, level: str, digits: int) -> str:
