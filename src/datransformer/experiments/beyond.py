@@ -141,7 +141,7 @@ class OwnScale(_Weighted):
 class ShuffledDistance(_Weighted):
     """Distances between places in a random order, another one for each text and call, as if its words were shuffled.
 
-    They tell nothing of the text: where w goes then, from 0, is the doing of the formula.
+    They tell nothing but which word is the word itself: where w goes then, from 0, is the doing of the formula.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
