@@ -4,7 +4,8 @@ What is to win, how far w and v go, who is sharp, and whether it matters on whic
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -158,9 +159,10 @@ def _from_zero(results: Results) -> list[str]:
                     shown_count(shifts[level]),
                     _range(shifts[level]),
                     f"{coefficient(weights * APART, shifts[level]).mean():.2f}",
-                    _mean_of(runs, "scales", level, 2),
-                    MISSING if option == SHUFFLED else _mean_of(runs, "attended", level, 3),  # of another order
-                    *(_mean_of(results.reach(study, name), "reach", level, 3) for name in (OURS, CONTROL)),
+                    _mean_of([row.get("scales", {}) for row in runs], level, 2),
+                    # Heads that are given another order know nothing of that in which reach is measured.
+                    MISSING if option == SHUFFLED else _mean_of([row.get("attended", {}) for row in runs], level, 3),
+                    *(_mean_of(results.reach(study, name), level, 3) for name in (OURS, CONTROL)),
                     _on_dev(results, study, option),
                 ]
             )
@@ -259,9 +261,9 @@ def _on_dev(results: Results, study: str, option: str) -> str:
     return f"{column.shown(float(np.mean(own)))}{told}"
 
 
-def _mean_of(runs: Rows, name: str, level: str, digits: int) -> str:
+def _mean_of(runs: Sequence[Mapping[str, Any]], level: str, digits: int) -> str:
     """The mean of what some runs keep of a level, one number or one a head."""
-    kept = [row[name][level] for row in runs if level in row.get(name, {})]
+    kept = [levels[level] for levels in runs if level in levels]
     return f"{np.mean(kept):.{digits}f}" if kept else MISSING
 
 

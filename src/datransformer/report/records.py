@@ -147,10 +147,10 @@ class Results:
         first = next(record for record in self.runs(study, OURS) if record.get("distances"))
         return starting_distances(_options(first), heads)[name]
 
-    def reach(self, study: str, variant: str) -> list[dict[str, dict[str, float]]]:
+    def reach(self, study: str, variant: str) -> list[dict[str, float]]:
         """How far-sighted the heads of each run of a variant are, the mean over them, by level."""
         return [
-            {"reach": {level: float(np.mean(found["distance"])) for level, found in record["heads"].items()}}
+            {level: float(np.mean(found["distance"])) for level, found in record["heads"].items()}
             for record in self.runs(study, variant)
             if record.get("heads")
         ]
